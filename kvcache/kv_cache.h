@@ -1,0 +1,251 @@
+// kv_cache is the owner of the KV cache: an arena cut into slabs of blocks, models and their layer
+// groups, sequences with their block tables, sessions and the replies kept for them, tenants and
+// quotas.  It knows tokens and bytes, never sockets or kernels.
+//
+// All its state lies in one position-independent region of 32-bit indices (kv_ledger.h).  Each
+// function that changes state checks everything first, then changes what no reader can see yet,
+// then makes the change visible by one store, named in its source.  A refused call changes nothing.
+//
+// Loop thread only, except kv_copy_run.  Time comes from the caller (ms of a monotonic clock).
+#ifndef ATTND_KVCACHE_KV_CACHE_H
+#define ATTND_KVCACHE_KV_CACHE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvcache/kv_arena.h"
+#include "proto/err.h"
+
+typedef struct kv_cache kv_cache;
+
+enum {
+    KV_BLOCK_UNIT = 256, // bytes: a table entry e names the block at arena + e * KV_BLOCK_UNIT
+    KV_MAX_GROUPS = 8,   // layer groups of a model
+    KV_NAME_BYTES = 64,  // of models, tenants and kept sequences, NUL included
+    KV_DIGEST_BYTES = 32,
+    KV_SECRET_BYTES = 16,
+    KV_REPLY_WINDOW = 64, // request ids below the highest seen for which replies are kept
+};
+
+typedef struct kv_opts {
+    uint64_t slab_bytes; // 32 MiB unless configured; a multiple of KV_BLOCK_UNIT
+    uint32_t max_blocks; // of all size classes together
+    uint32_t max_seqs;
+    uint32_t max_seq_blocks; // longest block table
+    uint32_t max_models;
+    uint32_t max_tenants;
+    uint32_t max_sessions;
+    uint32_t max_steps;     // open at once
+    uint32_t max_step_seqs; // sequences of one step
+} kv_opts;
+
+// kv_create makes a cache over the arena, which is borrowed and must outlive it.  The caller owns
+// *out: kv_free.  ATTND_EINVAL, ATTND_ENOMEM.
+attnd_err kv_create(kv_cache **out, const kv_arena *arena, const kv_opts *opts,
+                    attnd_errinfo *info);
+void kv_free(kv_cache *kv);
+
+// ---- tenants
+// -------------------------------------------------------------------------------------
+
+// kv_tenant_set makes a tenant or changes its quota.  quota_blocks counts blocks of any class, a
+// shared block once; 0 = no quota.  ATTND_ENOSPC when max_tenants exist.
+attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, uint32_t *tenant);
+
+// ---- models
+// --------------------------------------------------------------------------------------
+
+// kv_group_spec is a layer group: layers of one window and KV shape that share blocks.  A block is,
+// per layer of the group, K `[kv_heads, block_tokens, k_row_bytes]`, then V of v_row_bytes.
+typedef struct kv_group_spec {
+    uint32_t layers;
+    uint32_t kv_heads;
+    uint32_t k_row_bytes; // head_dim * element size
+    uint32_t v_row_bytes;
+    uint32_t block_tokens;
+    int32_t window_left; // -1 = unbounded
+} kv_group_spec;
+
+typedef struct kv_model_spec {
+    char name[KV_NAME_BYTES];
+    uint8_t digest[KV_DIGEST_BYTES]; // of weights and geometry; equal name needs equal digest
+    uint32_t tenant;                 // models are a tenant's own
+    uint32_t num_groups;
+    kv_group_spec groups[KV_MAX_GROUPS];
+} kv_model_spec;
+
+// kv_model_open finds the tenant's model of that name or makes it, and counts one more user.
+// ATTND_EEXIST when the name exists with another digest or geometry; ATTND_EINVAL; ATTND_ENOSPC.
+attnd_err kv_model_open(kv_cache *kv, const kv_model_spec *spec, uint32_t *model,
+                        attnd_errinfo *info);
+// kv_model_close counts one user less; without users and sequences the model is forgotten.
+attnd_err kv_model_close(kv_cache *kv, uint32_t model);
+// kv_model_get returns the spec, NULL for an index that is no model.
+const kv_model_spec *kv_model_get(const kv_cache *kv, uint32_t model);
+
+// ---- sessions and kept replies
+// -------------------------------------------------------------------
+
+// kv_session_open makes a session; id is never used twice, secret comes from the caller.
+attnd_err kv_session_open(kv_cache *kv, uint32_t tenant, const uint8_t secret[KV_SECRET_BYTES],
+                          uint64_t *session);
+// kv_session_close frees the session's sequences that are not kept and detaches the others.  Its
+// steps must have been aborted or committed.  A second close is ESTALE.
+attnd_err kv_session_close(kv_cache *kv, uint64_t session, uint64_t now_ms);
+
+typedef enum kv_op {
+    KV_OP_CREATE = 1,
+    KV_OP_FORK,
+    KV_OP_TRUNCATE,
+    KV_OP_FREE,
+    KV_OP_KEEP,
+    KV_OP_ATTACH,
+    KV_OP_STEP,
+    KV_OP_COMMIT,
+    KV_OP_ABORT,
+} kv_op;
+
+// kv_reply is what a state-changing request answered: enough to build its wire reply again.
+typedef struct kv_reply {
+    uint64_t request; // id
+    uint32_t op;      // kv_op
+    uint32_t num_values;
+    uint64_t id;            // the sequence made, or the step
+    const uint32_t *values; // FORK, ATTACH: committed length.  STEP: (committed, cached) per
+                            // sequence.  COMMIT: committed length per sequence
+} kv_reply;
+
+// kv_request says under which id a call is made; its reply is kept in the call's committing store.
+// request 0 = nothing is kept (attnd's own calls).
+typedef struct kv_request {
+    uint64_t session;
+    uint64_t request;
+} kv_request;
+
+// kv_reply_find: OK and *out filled when the request was answered before; ATTND_ENOENT when it is
+// new; ATTND_ESTALE when its id is below the window or the session is gone.  *out is borrowed until
+// the next state-changing call.
+attnd_err kv_reply_find(const kv_cache *kv, kv_request request, kv_reply *out);
+
+// ---- sequences
+// ----------------------------------------------------------------------------------- A handle is
+// (generation << 32 | index).  Each function takes the caller's session and answers ATTND_ESTALE
+// for a handle that is gone or another tenant's, ATTND_EBUSY for one that has an open step (free,
+// truncate, keep) or is held by another session.
+
+attnd_err kv_seq_create(kv_cache *kv, kv_request rq, uint32_t model, uint64_t *seq,
+                        attnd_errinfo *info);
+// kv_seq_fork makes a sequence that shares all committed blocks; the first write copies.
+attnd_err kv_seq_fork(kv_cache *kv, kv_request rq, uint64_t seq, uint64_t *forked,
+                      uint32_t *committed, attnd_errinfo *info);
+// kv_seq_truncate sets the committed length to len (at most what it is) and gives blocks back.
+attnd_err kv_seq_truncate(kv_cache *kv, kv_request rq, uint64_t seq, uint32_t len,
+                          attnd_errinfo *info);
+attnd_err kv_seq_free(kv_cache *kv, kv_request rq, uint64_t seq, attnd_errinfo *info);
+// kv_seq_keep names a sequence, so that it outlives its session by ttl_ms (0 = for ever).  The
+// empty name makes it unkept again.  ATTND_EEXIST when the tenant has that name for another one.
+attnd_err kv_seq_keep(kv_cache *kv, kv_request rq, uint64_t seq, const char *name, uint64_t ttl_ms,
+                      attnd_errinfo *info);
+// kv_seq_attach makes the session the holder of a kept sequence.  ATTND_ENOENT, ATTND_EBUSY.
+attnd_err kv_seq_attach(kv_cache *kv, kv_request rq, uint32_t model, const char *name,
+                        uint64_t *seq, uint32_t *committed, attnd_errinfo *info);
+
+typedef struct kv_seq_info {
+    uint64_t seq, session; // session 0 = held by none
+    uint32_t model, committed, blocks;
+    bool in_step;
+    char name[KV_NAME_BYTES]; // "" = not kept
+    uint64_t ttl_ms;
+} kv_seq_info;
+// kv_seq_get answers for one handle; kv_seq_next walks a tenant's sequences (*cursor starts at 0;
+// false at the end).
+attnd_err kv_seq_get(const kv_cache *kv, uint64_t session, uint64_t seq, kv_seq_info *out);
+bool kv_seq_next(const kv_cache *kv, uint32_t tenant, uint32_t *cursor, kv_seq_info *out);
+
+// kv_expire frees kept sequences whose time is over; returns the next such time, UINT64_MAX = none.
+uint64_t kv_expire(kv_cache *kv, uint64_t now_ms);
+
+// ---- steps
+// ---------------------------------------------------------------------------------------
+
+typedef struct kv_step_seq {
+    uint64_t seq;
+    uint32_t new_len; // tokens to append, cached ones included
+    uint32_t reserve; // extra slots
+    // filled by kv_step_open
+    uint32_t committed; // before the step
+    uint32_t cached;    // of new_len, found in the prefix cache
+} kv_step_seq;
+
+// kv_copy is a copy of token rows, all layers and heads of a group, between blocks of one arena.
+typedef struct kv_copy {
+    uint32_t model, group;
+    uint32_t src, dst;                         // table entries
+    uint32_t src_token, dst_token, num_tokens; // within the blocks
+} kv_copy;
+
+// kv_step_open reserves every block for all groups of all sequences, or nothing.  seqs [num_seqs]
+// is read and filled.  ATTND_ENOSPC: *may_wait says whether the step could fit once others give
+// blocks back (else it is larger than the pool or the quota).  ATTND_EBUSY: a sequence has an open
+// step. A partial last block that is shared gets a block of its own; the copies that must run
+// before the first attend are *copies [*num_copies], borrowed until the step ends.
+attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq *seqs,
+                       uint32_t num_seqs, uint64_t *step, const kv_copy **copies,
+                       uint32_t *num_copies, bool *may_wait, attnd_errinfo *info);
+
+// kv_step_get returns the step's sequences [*num_seqs] and its model, NULL for a step that is gone
+// or another session's.  Borrowed until the step ends.
+const kv_step_seq *kv_step_get(const kv_cache *kv, uint64_t session, uint64_t step,
+                               uint32_t *num_seqs, uint32_t *model);
+
+// kv_step_table returns the block table of sequence i of the step in a group, *num_entries long,
+// copies already in place.  Borrowed until the step ends.
+const uint32_t *kv_step_table(const kv_cache *kv, uint64_t step, uint32_t i, uint32_t group,
+                              uint32_t *num_entries);
+
+// kv_step_moves lists the copies that gather the accepted nodes path [num_path] (ascending indices
+// into the new tokens) of sequence i behind its committed tokens, in all groups; they must have
+// run, in order, before the commit.  ATTND_EMSGSIZE when there are more than max.
+attnd_err kv_step_moves(const kv_cache *kv, uint64_t step, uint32_t i, const uint32_t *path,
+                        uint32_t num_path, kv_copy *out, uint32_t max, uint32_t *num,
+                        attnd_errinfo *info);
+
+// kv_step_commit makes accepted[i] of the new tokens count (never fewer than the cached ones),
+// gives the other slots back and ends the step.
+attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
+                         uint32_t num_accepted, attnd_errinfo *info);
+
+// kv_step_abort gives all slots back and ends the step.  No launch of it may be running.
+attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step);
+
+// kv_copy_run does the copies in host memory, in order.  Any thread; the blocks are the caller's.
+void kv_copy_run(const kv_cache *kv, const kv_copy *copies, uint32_t num_copies);
+
+// ---- accounting
+// ----------------------------------------------------------------------------------
+
+typedef struct kv_class_info {
+    uint64_t block_bytes;
+    uint32_t slabs, total, free, cached, in_use; // blocks, of the slabs that the class holds
+} kv_class_info;
+
+typedef struct kv_info {
+    uint32_t total, free, cached, in_use; // blocks, sums over the classes
+    uint64_t arena_bytes, slab_bytes, in_use_bytes;
+    uint32_t slabs, unassigned_slabs;
+    uint32_t num_classes, seqs, models, sessions, steps;
+    uint64_t mismatches; // accounting checks that failed since the start
+} kv_info;
+void kv_get_info(const kv_cache *kv, kv_info *out);
+attnd_err kv_class_get(const kv_cache *kv, uint32_t i,
+                       kv_class_info *out); // ATTND_ENOENT at the end
+attnd_err kv_tenant_get(const kv_cache *kv, uint32_t tenant, char name[KV_NAME_BYTES],
+                        uint32_t *blocks, uint32_t *quota_blocks); // ATTND_ENOENT at the end
+
+// kv_check_fast compares the counters (CONTRACT 22: free + cached + in_use = total in every class,
+// slabs of all classes + unassigned = slabs); false counts a mismatch.  For every idle point.
+bool kv_check_fast(kv_cache *kv);
+// kv_check_full recounts everything from tables and reference counts; says what is wrong in *info.
+bool kv_check_full(const kv_cache *kv, attnd_errinfo *info);
+
+#endif

@@ -1,0 +1,181 @@
+// libattnd: the client library of attnd.  A model runtime opens a session, a model and sequences,
+// and per token does step, one attend a layer, commit.  Calls block; every call may be made from
+// any thread, also at the same time (each has its own request in flight).
+//
+//     attnd_client *c;
+//     attnd_connect(&c, "ipc:///run/attnd/attnd.sock", NULL, &info);
+//     attnd_model_open(c, &model_opts, &model, &info);
+//     attnd_seq_create(c, model, &seq, &info);
+//     attnd_step_seq s = {.seq = seq, .new_len = 1};
+//     attnd_step_open(c, model, &s, 1, &(attnd_step_opts){.deadline_ms = 1000}, &step, &info);
+//     for (layer = 0; layer < layers; layer++)
+//         attnd_attend(c, &(attnd_attend_args){.step = step, .layer = layer, .q = q, .k = k, ...},
+//         ...);
+//     attnd_step_commit(c, step, &(attnd_accept){.accepted = 1}, 1, NULL, &info);
+//
+// Errors.  Each function returns an attnd_err; *info (may be NULL) then names the field and says it
+// in a line.  ATTND_ECONN: no connection, or it was lost (the session and its unkept sequences are
+// gone with it).  ATTND_ETIMEDOUT: no reply within timeout_ms.  After either, the outcome of a
+// state-changing call is unknown.
+#ifndef ATTND_PROTO_CLIENT_ATTND_H
+#define ATTND_PROTO_CLIENT_ATTND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/dtype.h"
+#include "proto/err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct attnd_client attnd_client;
+
+typedef struct attnd_connect_opts {
+    const char *client_name; // for the daemon's log; NULL = the program's name
+    const char *tenant;      // NULL = "default"
+    int32_t timeout_ms;      // of connecting and of each call; 0 = 30000
+} attnd_connect_opts;
+
+typedef struct attnd_limits {
+    uint32_t message_bytes, in_flight, step_seqs, step_rows, sequences;
+} attnd_limits;
+
+// attnd_connect opens a session on an NNG URL.  opts may be NULL.  The caller owns *out:
+// attnd_close, which frees the session's sequences that are not kept.
+attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect_opts *opts,
+                        attnd_errinfo *info);
+void attnd_close(attnd_client *c);
+const attnd_limits *attnd_get_limits(const attnd_client *c);
+
+// ---- models
+
+typedef struct attnd_rope_opts {
+    const float *inv_freq;  // [num_inv_freq], rotary_dim / 2 of them
+    uint32_t num_inv_freq;  // 0 = no RoPE
+    float attention_factor; // 0 = 1
+    bool interleaved;
+} attnd_rope_opts;
+
+// attnd_layer_opts is what may differ from layer to layer.
+typedef struct attnd_layer_opts {
+    float scale;                       // 0 = 1 / sqrt(head_dim)
+    float softcap;                     // 0 = off
+    int32_t window_left, window_right; // -1 = unbounded
+    const float *sinks;                // [q_heads] or NULL
+    const float *alibi_slopes;         // [q_heads] or NULL
+    const float *k_scale, *v_scale;    // [kv_heads] or NULL, f8e4m3 only
+    attnd_rope_opts rope;
+    int32_t kv_layer; // reads that layer's K and V; -1 = its own
+} attnd_layer_opts;
+
+#define ATTND_LAYER_DEFAULT \
+    ((attnd_layer_opts){.window_left = -1, .window_right = -1, .kv_layer = -1})
+
+typedef struct attnd_model_opts {
+    const char *name;
+    uint8_t digest[32]; // of the weights; two models of one name must agree in it
+    attnd_dtype dtype, kv_dtype;
+    uint32_t layers, q_heads, kv_heads, head_dim;
+    uint32_t v_head_dim;   // 0 = head_dim
+    uint32_t block_tokens; // 0 = the daemon's default
+    bool not_causal;
+    attnd_layer_opts all;              // of every layer (start from ATTND_LAYER_DEFAULT)
+    const attnd_layer_opts *per_layer; // [layers], overrides all; may be NULL
+} attnd_model_opts;
+
+attnd_err attnd_model_open(attnd_client *c, const attnd_model_opts *opts, uint32_t *model,
+                           attnd_errinfo *info);
+attnd_err attnd_model_close(attnd_client *c, uint32_t model, attnd_errinfo *info);
+
+// ---- sequences (proto_wire.h says what each op means)
+
+attnd_err attnd_seq_create(attnd_client *c, uint32_t model, uint64_t *seq, attnd_errinfo *info);
+attnd_err attnd_seq_fork(attnd_client *c, uint64_t seq, uint64_t *forked, uint32_t *len,
+                         attnd_errinfo *info);
+attnd_err attnd_seq_truncate(attnd_client *c, uint64_t seq, uint32_t len, attnd_errinfo *info);
+attnd_err attnd_seq_free(attnd_client *c, uint64_t seq, attnd_errinfo *info);
+attnd_err attnd_seq_keep(attnd_client *c, uint64_t seq, const char *name, uint64_t ttl_ms,
+                         attnd_errinfo *info);
+attnd_err attnd_seq_attach(attnd_client *c, uint32_t model, const char *name, uint64_t *seq,
+                           uint32_t *len, attnd_errinfo *info);
+
+// ---- steps
+
+typedef struct attnd_step_seq {
+    uint64_t seq;
+    uint32_t new_len;           // tokens to append
+    uint32_t q_len;             // rows when new_len = 0
+    uint32_t reserve;           // extra slots
+    const uint32_t *tokens;     // [new_len], for the prefix cache; may be NULL
+    const int32_t *positions;   // [rows]; may be NULL
+    const uint64_t *tree_mask;  // [rows, ceil(rows / 64)]; may be NULL
+    uint32_t committed, cached; // filled by attnd_step_open
+} attnd_step_seq;
+
+typedef struct attnd_step_opts {
+    uint32_t deadline_ms; // 0 = do not wait for blocks
+} attnd_step_opts;
+
+attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
+                          const attnd_step_opts *opts, uint64_t *step, attnd_errinfo *info);
+
+// attnd_attend_args: q [rows, q_heads, head_dim], k [new rows, kv_heads, head_dim], v [new rows,
+// kv_heads, v_head_dim] of the model's dtype, dim contiguous.  out [rows, q_heads, v_head_dim] and
+// lse [q_heads, rows] (may be NULL) are the caller's.  Strides count elements; 0 = contiguous.
+typedef struct attnd_attend_args {
+    uint64_t step;
+    uint32_t model, layer;
+    uint32_t rows;     // query rows of the step, all sequences
+    uint32_t new_rows; // of sequences with new_len > 0; 0: k and v are NULL
+    const void *q, *k, *v;
+    void *out;
+    float *lse;
+    uint32_t q_stride_token, q_stride_head;
+    uint32_t k_stride_token, k_stride_head;
+    uint32_t v_stride_token, v_stride_head;
+    bool partial;
+} attnd_attend_args;
+
+// attnd_ran says what the daemon ran for an attend.
+typedef struct attnd_ran {
+    char kernel[40], why[56];
+    uint32_t splits, batch_rows, queue_us, run_us;
+} attnd_ran;
+
+attnd_err attnd_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
+                       attnd_errinfo *info);
+
+typedef struct attnd_accept {
+    uint32_t accepted;
+    const uint32_t
+        *path; // [accepted - cached], tree rows in ascending order; NULL = the first ones
+} attnd_accept;
+
+// attnd_step_commit: accept [num_seqs]; lens [num_seqs] gets the committed lengths (may be NULL).
+attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *accept,
+                            uint32_t num_seqs, uint32_t *lens, attnd_errinfo *info);
+attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info);
+
+// attnd_decode and attnd_prefill are step, attend and commit of a model with one layer in one
+// message; args->step and layer are ignored.  lens as in attnd_step_commit.
+attnd_err attnd_decode(attnd_client *c, attnd_step_seq *seqs, uint32_t num_seqs,
+                       uint32_t deadline_ms, const attnd_attend_args *args, uint32_t *lens,
+                       attnd_ran *ran, attnd_errinfo *info);
+attnd_err attnd_prefill(attnd_client *c, attnd_step_seq *seqs, uint32_t num_seqs,
+                        uint32_t deadline_ms, const attnd_attend_args *args, uint32_t *lens,
+                        attnd_ran *ran, attnd_errinfo *info);
+
+// ---- administration.  Each returns the reply's JSON, NUL-terminated; the caller frees it with
+// attnd_free.  attnd_admin calls any op with a JSON body by its name ("stats", "drain", ...).
+
+attnd_err attnd_admin(attnd_client *c, const char *op, const char *json, char **reply,
+                      attnd_errinfo *info);
+void attnd_free(void *p);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
