@@ -242,7 +242,7 @@ attnd_err kv_class_get(const kv_cache *kv, uint32_t i,
 attnd_err kv_tenant_get(const kv_cache *kv, uint32_t tenant, char name[KV_NAME_BYTES],
                         uint32_t *blocks, uint32_t *quota_blocks); // ATTND_ENOENT at the end
 
-// kv_check_fast compares the counters (CONTRACT 22: free + cached + in_use = total in every class,
+// kv_check_fast compares the counters (free + cached + in_use = total in every class,
 // slabs of all classes + unassigned = slabs); false counts a mismatch.  For every idle point.
 bool kv_check_fast(kv_cache *kv);
 // kv_check_full recounts everything from tables and reference counts; says what is wrong in *info.

@@ -7,7 +7,7 @@
 // tenants fair share by cost (keys read * query rows), inside a share decodes first; a prefill is
 // cut into chunks of prefill_chunk_tokens query tokens, so that a decode waits for at most one
 // chunk and one decode launch; after a bounded number of decode launches one chunk of the oldest
-// prefill runs whatever waits, so that it is not starved (CONTRACT 28).
+// prefill runs whatever waits, so that it is not starved.
 //
 // Loop thread only.  Does not allocate after sched_create.
 #ifndef ATTND_SCHEDULER_SCHED_H
