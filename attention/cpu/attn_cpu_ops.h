@@ -13,8 +13,8 @@
 //     task sees a key may be left out), and the bits of a row's state depend on that row and the
 //     key range alone, not on the rows that share the task or on where the blocks lie;
 //   - exp2(0) is 1 exactly, so that a rescale by an unchanged maximum changes nothing;
-//   - it reads no key at or behind kv_len, no table entry behind the live range, no block that the
-//     block mask hides, no key before or behind all that the rows of the task see;
+//   - it reads no key at or behind key_end, no table entry behind the live range, no block that the
+//     block mask hides; attn_cpu_task.h has what a task sees, and where it lies;
 //   - a NaN score stays NaN in the state; a row that sees nothing gets m = -inf, d = 0, acc = 0.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_OPS_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_OPS_H
