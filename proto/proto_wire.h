@@ -17,12 +17,13 @@
 // Version.  version must be PROTO_VERSION, else EVERSION and nothing else is read.  Within a
 // version requests never change; replies may grow at their end, so a client ignores trailing bytes.
 //
-// Request ids.  Chosen by the client, never 0.  For the ops marked `once` an id is used for one
-// request only, ever, in a session; ids may arrive in any order within 64 below the highest seen,
-// and at most 64 such requests are outstanding.  A repeat of an answered request is answered again
-// with the same reply and changes nothing; an id below the window gets ESTALE.  A repeated decode
-// or prefill computes its output again while the sequences still have the length it left, else
-// ESTALE.
+// Request ids.  Chosen by the client, never 0, different for all that is outstanding.  For the ops
+// marked `once` an id is used for one request only, ever, in a session; such ids may arrive in any
+// order within 64 below the highest seen, and at most 64 such requests are outstanding.  Ids of
+// other ops do not count there, so a client draws the two kinds from separate ranges.  A repeat of
+// an answered request is answered again with the same reply and changes nothing; an id below the
+// window gets ESTALE.  A repeated decode or prefill computes its output again while the sequences
+// still have the length it left, else ESTALE.
 //
 // Errors.  status < 0 (proto/err.h); the body is then one proto_error.  A refused request changed
 // nothing.  Past the daemon's message limit, with garbage for a header, or with over twice the
@@ -46,11 +47,12 @@
 //     cancel          35  proto_cancel    empty                  all
 //     decode          36  proto_attend1   proto_attend_reply yes all; models with one layer
 //     prefill         37  proto_attend1   proto_attend_reply yes all; models with one layer
-//     stats           48  empty           JSON                   all; administration socket: every
-//     tenant session_list    49  empty           JSON                   administration socket drain
-//     64  JSON            JSON                   administration socket config_get      65  JSON
-//     JSON                   administration socket config_set      66  JSON            JSON
-//     administration socket
+//     stats           48  empty           JSON                   all; administration socket: of
+//                                                                every tenant
+//     session_list    49  empty           JSON                   administration socket
+//     drain           64  JSON            JSON                   administration socket
+//     config_get      65  JSON            JSON                   administration socket
+//     config_set      66  JSON            JSON                   administration socket
 //
 // hello: {"client": "name for the log", "tenant": "default", "session": ID, "secret": HEX32}; every
 //     key may be missing; session and secret together re-attach (ESTALE when the session is gone,
@@ -70,8 +72,8 @@
 // model_list, seq_list, session_list, stats: {"models": [...]}, {"sequences": [...]}, {"sessions":
 //     [...]}; stats has "blocks": {"total", "free", "cached", "in_use"} (sums over "classes"), and
 //     "scheduler" with "last": {"kernel", "why", "splits", "rows"}.
-// drain: {"timeout_ms": N}.  config_get: {"key": S} or {} for all.  config_set: {"key": S, "value":
-// S}.
+// drain: {"timeout_ms": N}.  config_get: {"key": S} or {} for all.
+// config_set: {"key": S, "value": S}.
 #ifndef ATTND_PROTO_PROTO_WIRE_H
 #define ATTND_PROTO_PROTO_WIRE_H
 
@@ -187,15 +189,17 @@ typedef struct proto_step {
     uint64_t commit_request; // 16: 0 = no commit carried
 } proto_step;
 
+// proto_step_seq: n below is new_len, or q_len when new_len = 0; entries of tokens that turn out to
+// be cached are checked and not used.
 typedef struct proto_step_seq {
     uint64_t seq;           //  0
     uint32_t new_len;       //  8: new tokens, cached ones included; 0 = read only
     uint32_t q_len;         // 12: query rows when new_len = 0; else 0 (then new_len - cached)
     uint32_t reserve;       // 16: extra slots
     uint32_t tokens_off;    // 20: uint32 token ids [new_len], for the prefix cache; 0 = none
-    uint32_t positions_off; // 24: int32 positions [rows]; 0 = default
-    uint32_t tree_off; // 28: uint64 tree mask [rows, ceil(rows / 64)]; bit b of word w of row i:
-                       //     row i sees new token 64 w + b; 0 = none
+    uint32_t positions_off; // 24: int32 positions [n]; 0 = default
+    uint32_t tree_off;      // 28: uint64 tree mask [n, ceil(n / 64)]; bit b of word w of row i: row
+                            //     i sees new token 64 w + b; 0 = none
 } proto_step_seq;
 
 // proto_step_reply, then proto_step_len [num_seqs].
