@@ -51,10 +51,11 @@ extern "C" {
 #endif
 
 enum {
-    ATTN_MAX_HEAD_DIM = 256,  // head_dim and v_head_dim: multiples of 8 from 8 up to this
-    ATTN_MAX_Q_HEADS = 1024,  // and any multiple of kv_heads
-    ATTN_SPLIT_TOKENS = 1024, // deterministic mode: splits begin at multiples of this many keys
-    ATTN_MAX_SPLITS = 128,    // of one row, when not deterministic
+    ATTN_MAX_HEAD_DIM = 256,   // head_dim and v_head_dim: multiples of 8 from 8 up to this
+    ATTN_MAX_Q_HEADS = 1024,   // and any multiple of kv_heads
+    ATTN_SPLIT_TOKENS = 1024,  // deterministic mode: splits begin at multiples of this many keys
+    ATTN_MAX_SPLITS = 128,     // of one row, when not deterministic
+    ATTN_MAX_TOKENS = 1 << 30, // kv_len, and q_len * (q_heads / kv_heads)
 };
 
 // attn_shape is the KV shape: what all rows of a launch have in common.  Strides count elements of
