@@ -82,7 +82,8 @@ bool proto_obj_id(proto_obj *o, const char *key, uint64_t *out);
 bool proto_obj_hex(proto_obj *o, const char *key, uint8_t *out, size_t bytes);
 // A string that fits out [bytes] with its NUL.  May be empty; no control characters.
 bool proto_obj_text(proto_obj *o, const char *key, char *out, size_t bytes);
-// Arrays of at most max numbers; *num of them were written.
+// Arrays of at most max numbers; *num of them were written.  out may be written in part when a
+// number in the middle is bad.
 bool proto_obj_floats(proto_obj *o, const char *key, float *out, uint32_t max, uint32_t *num);
 bool proto_obj_ints(proto_obj *o, const char *key, int32_t *out, uint32_t max, uint32_t *num);
 
