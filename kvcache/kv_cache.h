@@ -29,7 +29,8 @@ enum {
 
 typedef struct kv_opts {
     uint64_t slab_bytes; // 32 MiB unless configured; a multiple of KV_BLOCK_UNIT
-    uint32_t max_blocks; // of all size classes together
+    uint32_t max_blocks; // of all size classes together; a slab holds at most its even share of
+                         // them, so smaller blocks leave the rest of their slab unused
     uint32_t max_seqs;
     uint32_t max_seq_blocks; // longest block table
     uint32_t max_models;
@@ -39,21 +40,20 @@ typedef struct kv_opts {
     uint32_t max_step_seqs; // sequences of one step
 } kv_opts;
 
-// kv_create makes a cache over the arena, which is borrowed and must outlive it.  The caller owns
-// *out: kv_free.  ATTND_EINVAL, ATTND_ENOMEM.
+// kv_create makes a cache over the arena (at most 1 TiB), which is borrowed and must outlive it.
+// The caller owns *out: kv_free, which accepts NULL.  ATTND_EINVAL, ATTND_ENOMEM.
 attnd_err kv_create(kv_cache **out, const kv_arena *arena, const kv_opts *opts,
                     attnd_errinfo *info);
 void kv_free(kv_cache *kv);
 
 // ---- tenants
-// -------------------------------------------------------------------------------------
 
 // kv_tenant_set makes a tenant or changes its quota.  quota_blocks counts blocks of any class, a
-// shared block once; 0 = no quota.  ATTND_ENOSPC when max_tenants exist.
+// shared block once; 0 = no quota.  ATTND_EINVAL (the name is empty or too long), ATTND_ENOSPC when
+// max_tenants exist.
 attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, uint32_t *tenant);
 
 // ---- models
-// --------------------------------------------------------------------------------------
 
 // kv_group_spec is a layer group: layers of one window and KV shape that share blocks.  A block is,
 // per layer of the group, K `[kv_heads, block_tokens, k_row_bytes]`, then V of v_row_bytes.
@@ -66,6 +66,22 @@ typedef struct kv_group_spec {
     int32_t window_left; // -1 = unbounded
 } kv_group_spec;
 
+// kv_block_bytes returns the bytes that the rows of a block fill, for a group that kv_model_open
+// accepted (for others the product may overflow); the block takes them rounded up to KV_BLOCK_UNIT.
+static inline uint64_t kv_block_bytes(const kv_group_spec *group) {
+    return (uint64_t)group->layers * group->kv_heads * group->block_tokens *
+           ((uint64_t)group->k_row_bytes + group->v_row_bytes);
+}
+
+// kv_layer_offset returns where in a block K `[kv_heads, block_tokens, k_row_bytes]` and V
+// `[kv_heads, block_tokens, v_row_bytes]` of a layer of the group begin, in bytes.
+static inline void kv_layer_offset(const kv_group_spec *group, uint32_t layer_in_group,
+                                   uint64_t *k_off, uint64_t *v_off) {
+    uint64_t rows = (uint64_t)group->kv_heads * group->block_tokens;
+    *k_off = layer_in_group * rows * ((uint64_t)group->k_row_bytes + group->v_row_bytes);
+    *v_off = *k_off + rows * group->k_row_bytes;
+}
+
 typedef struct kv_model_spec {
     char name[KV_NAME_BYTES];
     uint8_t digest[KV_DIGEST_BYTES]; // of weights and geometry; equal name needs equal digest
@@ -75,7 +91,8 @@ typedef struct kv_model_spec {
 } kv_model_spec;
 
 // kv_model_open finds the tenant's model of that name or makes it, and counts one more user.
-// ATTND_EEXIST when the name exists with another digest or geometry; ATTND_EINVAL; ATTND_ENOSPC.
+// ATTND_EEXIST when the name exists with another digest or geometry; ATTND_EINVAL, also for a block
+// larger than a slab; ATTND_ENOSPC when max_models exist.
 attnd_err kv_model_open(kv_cache *kv, const kv_model_spec *spec, uint32_t *model,
                         attnd_errinfo *info);
 // kv_model_close counts one user less; without users and sequences the model is forgotten.
@@ -84,13 +101,13 @@ attnd_err kv_model_close(kv_cache *kv, uint32_t model);
 const kv_model_spec *kv_model_get(const kv_cache *kv, uint32_t model);
 
 // ---- sessions and kept replies
-// -------------------------------------------------------------------
 
 // kv_session_open makes a session; id is never used twice, secret comes from the caller.
+// ATTND_EINVAL: no such tenant.  ATTND_EBUSY: max_sessions are open.
 attnd_err kv_session_open(kv_cache *kv, uint32_t tenant, const uint8_t secret[KV_SECRET_BYTES],
                           uint64_t *session);
 // kv_session_close frees the session's sequences that are not kept and detaches the others.  Its
-// steps must have been aborted or committed.  A second close is ESTALE.
+// steps must have been aborted or committed, else ATTND_EBUSY.  A second close is ATTND_ESTALE.
 attnd_err kv_session_close(kv_cache *kv, uint64_t session, uint64_t now_ms);
 
 typedef enum kv_op {
@@ -116,7 +133,10 @@ typedef struct kv_reply {
 } kv_reply;
 
 // kv_request says under which id a call is made; its reply is kept in the call's committing store.
-// request 0 = nothing is kept (attnd's own calls).
+// request 0 = nothing is kept.  session 0 = attnd itself, with request 0: it may free a sequence
+// and commit or abort a step, whoever holds it.  A call under an id that was answered before is
+// refused with ATTND_EEXIST, under one below the window, or of a session that is gone, with
+// ATTND_ESTALE.
 typedef struct kv_request {
     uint64_t session;
     uint64_t request;
@@ -128,10 +148,11 @@ typedef struct kv_request {
 attnd_err kv_reply_find(const kv_cache *kv, kv_request request, kv_reply *out);
 
 // ---- sequences
-// ----------------------------------------------------------------------------------- A handle is
-// (generation << 32 | index).  Each function takes the caller's session and answers ATTND_ESTALE
-// for a handle that is gone or another tenant's, ATTND_EBUSY for one that has an open step (free,
-// truncate, keep) or is held by another session.
+//
+// A handle is (generation << 32 | index).  Each function takes the caller's session and answers
+// ATTND_ESTALE for a handle that is gone or another tenant's, ATTND_EBUSY for one that has an open
+// step (free, truncate, keep) or is held by another session, ATTND_EPERM for one that is held by
+// none: it must be attached first.  ATTND_EBUSY, too, when no more sequences are possible.
 
 attnd_err kv_seq_create(kv_cache *kv, kv_request rq, uint32_t model, uint64_t *seq,
                         attnd_errinfo *info);
@@ -157,8 +178,8 @@ typedef struct kv_seq_info {
     char name[KV_NAME_BYTES]; // "" = not kept
     uint64_t ttl_ms;
 } kv_seq_info;
-// kv_seq_get answers for one handle; kv_seq_next walks a tenant's sequences (*cursor starts at 0;
-// false at the end).
+// kv_seq_get answers for one handle of the session's tenant (session 0: of any); kv_seq_next walks
+// a tenant's sequences (*cursor starts at 0; false at the end).
 attnd_err kv_seq_get(const kv_cache *kv, uint64_t session, uint64_t seq, kv_seq_info *out);
 bool kv_seq_next(const kv_cache *kv, uint32_t tenant, uint32_t *cursor, kv_seq_info *out);
 
@@ -166,7 +187,6 @@ bool kv_seq_next(const kv_cache *kv, uint32_t tenant, uint32_t *cursor, kv_seq_i
 uint64_t kv_expire(kv_cache *kv, uint64_t now_ms);
 
 // ---- steps
-// ---------------------------------------------------------------------------------------
 
 typedef struct kv_step_seq {
     uint64_t seq;
@@ -186,15 +206,18 @@ typedef struct kv_copy {
 
 // kv_step_open reserves every block for all groups of all sequences, or nothing.  seqs [num_seqs]
 // is read and filled.  ATTND_ENOSPC: *may_wait says whether the step could fit once others give
-// blocks back (else it is larger than the pool or the quota).  ATTND_EBUSY: a sequence has an open
-// step. A partial last block that is shared gets a block of its own; the copies that must run
-// before the first attend are *copies [*num_copies], borrowed until the step ends.
+// blocks back; false when it is larger than the pool, the quota or a sequence's table (more than
+// max_seq_blocks in a group, or 2^31 - 1 tokens).  *may_wait is set with ATTND_ENOSPC only.
+// ATTND_EBUSY: a sequence has an open step, or max_steps are open.  ATTND_EINVAL: a sequence is
+// twice in the step, or of another model.  ATTND_EMSGSIZE: more than max_step_seqs.  A partial last
+// block that is shared gets a block of its own; the copies that must run before the first attend
+// are *copies [*num_copies], borrowed until the step ends.
 attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq *seqs,
                        uint32_t num_seqs, uint64_t *step, const kv_copy **copies,
                        uint32_t *num_copies, bool *may_wait, attnd_errinfo *info);
 
 // kv_step_get returns the step's sequences [*num_seqs] and its model, NULL for a step that is gone
-// or another session's.  Borrowed until the step ends.
+// or another session's (session 0: of any).  Borrowed until the step ends.
 const kv_step_seq *kv_step_get(const kv_cache *kv, uint64_t session, uint64_t step,
                                uint32_t *num_seqs, uint32_t *model);
 
@@ -203,9 +226,10 @@ const kv_step_seq *kv_step_get(const kv_cache *kv, uint64_t session, uint64_t st
 const uint32_t *kv_step_table(const kv_cache *kv, uint64_t step, uint32_t i, uint32_t group,
                               uint32_t *num_entries);
 
-// kv_step_moves lists the copies that gather the accepted nodes path [num_path] (ascending indices
-// into the new tokens) of sequence i behind its committed tokens, in all groups; they must have
-// run, in order, before the commit.  ATTND_EMSGSIZE when there are more than max.
+// kv_step_moves lists the copies that gather the accepted nodes path [num_path] of sequence i
+// behind its committed and cached tokens, in all groups; they must have run, in order, before the
+// commit. Path indices ascend and count the rows: new tokens behind the cached ones.  A copy may
+// overlap itself.  ATTND_EINVAL; ATTND_EMSGSIZE when there are more than max.
 attnd_err kv_step_moves(const kv_cache *kv, uint64_t step, uint32_t i, const uint32_t *path,
                         uint32_t num_path, kv_copy *out, uint32_t max, uint32_t *num,
                         attnd_errinfo *info);
@@ -222,7 +246,6 @@ attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step);
 void kv_copy_run(const kv_cache *kv, const kv_copy *copies, uint32_t num_copies);
 
 // ---- accounting
-// ----------------------------------------------------------------------------------
 
 typedef struct kv_class_info {
     uint64_t block_bytes;
