@@ -1,0 +1,217 @@
+// kv_ledger is the memory that kvcache keeps its state in: one memfd, mapped once, that holds
+// arrays of 32-bit indices and no pointer, so that another process can map it anywhere and go on.
+// The arrays are sized by kv_opts for the worst case; pages never touched cost nothing.
+//
+//     +----------------------------------------------------------------------------------------+
+//     | head       magic, version, options; `published`, the word that commits everything      |
+//     | redo       two records of (word, value) writes, used by turns (kv_redo.h)              |
+//     |------------------------- authoritative: what a restart believes -----------------------|
+//     | tenants    name, quota                                                                 |
+//     | models     users, spec                                                                 |
+//     | slabs      size of the blocks that a slab is cut into, 0 = unassigned                  |
+//     | sessions   generation, tenant, secret, highest request id                              |
+//     | replies    65 a session: the reply to request r lies at r % 65                         |
+//     | values     2 * max_step_seqs words a reply                                             |
+//     | steps      generation, open or not                                                     |
+//     | seqs       generation, tenant, model, holder, committed length, name, time to live     |
+//     |------------------------- derived: made again from the above ---------------------------|
+//     | lists      free slots, counters, next expiry                                           |
+//     | ..._aux    what belongs to an element above: links, counts, the step of a sequence     |
+//     | classes    size classes, their free blocks and slabs                                   |
+//     | free_*     a bit a free block, and a bit a word that has one                           |
+//     | refs       a reference count a block                                                   |
+//     | step_*     sequences and copies of open steps                                          |
+//     |----------------------------------------------------------------------------------------|
+//     | tables     max_seq_blocks entries a (sequence, group); authoritative below the         |
+//     |            committed length, reservations of an open step behind it                    |
+//     +----------------------------------------------------------------------------------------+
+//
+// Authoritative words change in two ways only: by the redo record of an operation, or by kv_store
+// where no reader looks yet (table entries behind the committed length, the table of a sequence
+// that is not live, the copy that an open step makes of a shared last block: seqs.old_last keeps
+// the committed entry until the commit).  Loop thread only.
+#ifndef ATTND_KVCACHE_KV_LEDGER_H
+#define ATTND_KVCACHE_KV_LEDGER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kvcache/kv_cache.h"
+#include "kvcache/kv_slots.h"
+#include "proto/err.h"
+
+#define KV_LEDGER_MAGIC UINT64_C(0x7265676465616b76)
+#define KV_NEVER        UINT64_MAX
+
+enum {
+    KV_LEDGER_VERSION = 1,
+    KV_REPLIES = KV_REPLY_WINDOW + 1, // the highest id and those below it
+};
+
+// kv_word is how the ledger is written: it may be a half of a 64-bit field or a part of a name.
+typedef uint32_t __attribute__((may_alias)) kv_word;
+
+typedef enum kv_state { KV_FREE, KV_LIVE } kv_state; // zeroed memory is free
+
+typedef struct kv_led_head {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t published; // number of the newest redo record
+    uint64_t arena_bytes;
+    kv_opts opts;
+} kv_led_head;
+
+typedef struct kv_led_tenant {
+    char name[KV_NAME_BYTES]; // "" = free
+    uint32_t quota_blocks;    // 0 = none
+} kv_led_tenant;
+
+typedef struct kv_led_model {
+    uint32_t state, users;
+    kv_model_spec spec; // unused groups and name bytes are zero
+} kv_led_model;
+
+typedef struct kv_led_slab {
+    uint32_t units; // of KV_BLOCK_UNIT bytes, a block; 0 = unassigned
+} kv_led_slab;
+
+typedef struct kv_led_session {
+    uint32_t state, generation, tenant, reserved;
+    uint8_t secret[KV_SECRET_BYTES];
+    uint64_t highest; // request id
+} kv_led_session;
+
+typedef struct kv_led_reply {
+    uint64_t request, id;
+    uint32_t generation; // of the session: replies of an earlier one in the slot do not count
+    uint32_t op, num_values, reserved;
+} kv_led_reply;
+
+typedef struct kv_led_step {
+    uint32_t state, generation;
+} kv_led_step;
+
+typedef struct kv_led_seq {
+    uint32_t state, generation, tenant, model;
+    uint64_t session;   // handle, 0 = held by none
+    uint64_t expire_ms; // KV_NEVER while held
+    uint64_t ttl_ms;
+    uint32_t committed, reserved;     // tokens
+    uint32_t old_last[KV_MAX_GROUPS]; // committed entry behind a step's copy of it, or KV_NONE
+    char name[KV_NAME_BYTES];         // "" = not kept, zero-padded
+} kv_led_seq;
+
+// Derived.  Links are index + 1, 0 = none.
+
+typedef struct kv_led_lists {
+    kv_slots tenants, models, classes, slabs, sessions, steps, seqs;
+    uint64_t next_expiry;
+} kv_led_lists;
+
+typedef struct kv_tenant_aux {
+    uint32_t blocks; // in use, a shared one once
+} kv_tenant_aux;
+
+typedef struct kv_model_aux {
+    uint32_t seqs;
+    uint32_t classes[KV_MAX_GROUPS];
+} kv_model_aux;
+
+typedef struct kv_session_aux {
+    uint32_t first_seq, steps;
+} kv_session_aux;
+
+typedef struct kv_seq_aux {
+    uint32_t step; // open one
+    uint32_t prev, next;
+    uint32_t next_name; // in the bucket of the name
+} kv_seq_aux;
+
+typedef struct kv_step_aux {
+    uint64_t session;
+    uint32_t model, num_seqs, num_copies, reserved;
+} kv_step_aux;
+
+typedef struct kv_class {
+    uint32_t units, slab_blocks; // of a block, of a slab
+    uint32_t users;              // layer groups
+    uint32_t slabs, free, in_use;
+    uint32_t first_slab; // with a free block
+} kv_class;
+
+typedef struct kv_slab_aux {
+    uint32_t units, slab_blocks, class_idx;
+    uint32_t free;
+    uint32_t prev, next; // of the class's slabs with a free block
+    uint32_t mark;       // used within a call, else 0
+} kv_slab_aux;
+
+struct kv_cache {
+    const kv_arena *arena;
+    kv_opts opts;
+    int fd;
+    kv_word *base;  // of the region
+    uint64_t bytes; // of the region, most of it never touched
+    uint64_t mismatches;
+    uint32_t num_slabs, slab_units;
+    uint32_t slab_blocks; // most blocks of a slab: block i of slab s is s * slab_blocks + i
+    uint32_t free_words, free_sums; // a slab, of free_bits and of free_sum
+    uint32_t redo_cap, redo_writes; // a record; of the record being made
+    bool redo_open;
+    uint32_t name_buckets; // a power of two
+    // sections, in order
+    kv_led_head *head;
+    kv_word *redo; // [2, record]
+    kv_led_tenant *tenants;
+    kv_led_model *models;
+    kv_led_slab *slabs;
+    kv_led_session *sessions;
+    kv_led_reply *replies; // [max_sessions, KV_REPLIES]
+    uint32_t *values;      // [max_sessions, KV_REPLIES, 2 * max_step_seqs]
+    kv_led_step *steps;
+    kv_led_seq *seqs;
+    kv_led_lists *lists;
+    kv_tenant_aux *tenant_aux;
+    kv_model_aux *model_aux;
+    kv_session_aux *session_aux;
+    kv_seq_aux *seq_aux;
+    kv_step_aux *step_aux;
+    uint32_t *model_next, *class_next, *slab_next, *session_next, *step_next, *seq_next;
+    uint32_t *names; // [name_buckets], first sequence
+    kv_class *classes;
+    kv_slab_aux *slab_aux;
+    uint64_t *free_sum;     // [num_slabs, free_sums]
+    uint64_t *free_bits;    // [num_slabs, free_words]
+    uint32_t *refs;         // [num_slabs, slab_blocks]
+    kv_step_seq *step_seqs; // [max_steps, max_step_seqs]
+    kv_copy *step_copies;   // [max_steps, max_step_seqs * KV_MAX_GROUPS]
+    uint32_t *copy_seqs;    // likewise: which sequence of the step
+    uint32_t *tables;       // [max_seqs, KV_MAX_GROUPS, max_seq_blocks]
+};
+
+// kv_ledger_open lays out and maps the region of kv->opts over kv->arena, all zero, and fills in
+// the upper part of *kv.  ATTND_EINVAL, ATTND_ENOMEM.  kv_ledger_close gives it back.
+attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info);
+void kv_ledger_close(kv_cache *kv);
+
+// kv_store writes an authoritative word that no reader looks at yet.  It is never moved across
+// another kv_store.
+static inline void kv_store(kv_word *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+// kv_table returns the row of a sequence in a group.
+static inline uint32_t *kv_table(const kv_cache *kv, uint32_t seq_idx, uint32_t group) {
+    return kv->tables + ((uint64_t)seq_idx * KV_MAX_GROUPS + group) * kv->opts.max_seq_blocks;
+}
+
+// kv_blocks_of returns how many blocks hold len tokens.
+static inline uint32_t kv_blocks_of(uint32_t len, uint32_t block_tokens) {
+    return len / block_tokens + (len % block_tokens != 0);
+}
+
+static inline uint64_t kv_handle(uint32_t generation, uint32_t idx) {
+    return (uint64_t)generation << 32 | idx;
+}
+
+#endif

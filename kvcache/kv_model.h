@@ -1,0 +1,14 @@
+// kv_model: what the rest of kvcache asks of models (the public part is in kv_cache.h).
+#ifndef ATTND_KVCACHE_KV_MODEL_H
+#define ATTND_KVCACHE_KV_MODEL_H
+
+#include "kvcache/kv_ledger.h"
+
+// kv_model_find checks that the index is a model of the tenant.  ATTND_ENOENT.
+attnd_err kv_model_find(const kv_cache *kv, uint32_t tenant, uint32_t model, attnd_errinfo *info);
+
+// kv_model_seq_gone is told that a sequence of the model was freed; the last user or sequence to go
+// takes the model with it.
+void kv_model_seq_gone(kv_cache *kv, uint32_t model);
+
+#endif

@@ -1,0 +1,488 @@
+// Steps: reserve blocks for a batch, commit lengths, or give all back.
+//
+// Opening claims every sequence and counts what it needs, then takes it: quota and pool are
+// compared with the counts before a block is touched, so a refused step has nothing to undo but the
+// claims. The blocks behind the committed length are reservations: no record names them, and a
+// restart drops them.
+//
+// A sequence that will write into a partial last block which others share gets a block of its own
+// in that table entry; the committed entry goes to seqs.old_last first.  Until the commit the
+// sequence holds both, and its committed view is the old one.  A commit that accepts tokens makes
+// the copy the committed block in its record; otherwise the old entry is put back, which may be
+// done twice without harm.
+#include "kvcache/kv_model.h"
+#include "kvcache/kv_pool.h"
+#include "kvcache/kv_redo.h"
+#include "kvcache/kv_seq.h"
+#include "kvcache/kv_session.h"
+
+typedef struct opening {
+    kv_cache *kv;
+    const kv_model_spec *spec;
+    const uint32_t *classes; // of the groups
+    uint32_t session_idx, model, step;
+    kv_step_seq *seqs; // [num_seqs], the caller's
+    uint32_t num_seqs;
+    kv_need needs[KV_MAX_GROUPS]; // of different classes
+    uint32_t num_needs;
+    uint64_t take; // blocks, all classes
+} opening;
+
+// demand is what a sequence needs of a group: blocks [have, want), and its last block copied.
+typedef struct demand {
+    uint32_t have, want;
+    uint32_t copy_tokens; // of block have - 1; 0 = it stays
+} demand;
+
+static demand demand_of(const opening *o, uint32_t idx, uint32_t g, const kv_step_seq *s) {
+    uint32_t committed = o->kv->seqs[idx].committed;
+    uint32_t block_tokens = o->spec->groups[g].block_tokens;
+    uint32_t grow = s->new_len + s->reserve;
+    demand d = {
+        .have = kv_blocks_of(committed, block_tokens),
+        .want = kv_blocks_of(committed + grow, block_tokens),
+    };
+    uint32_t partial = committed % block_tokens;
+    if (grow > 0 && partial > 0 && kv_pool_refs(o->kv, kv_table(o->kv, idx, g)[d.have - 1]) > 1) {
+        d.copy_tokens = partial;
+    }
+    return d;
+}
+
+static kv_need *need_of(opening *o, uint32_t g) {
+    uint32_t i = 0;
+    while (i < o->num_needs && o->needs[i].class_idx != o->classes[g]) {
+        i++;
+    }
+    if (i == o->num_needs) {
+        o->needs[o->num_needs++] = (kv_need){.class_idx = o->classes[g]};
+    }
+    return &o->needs[i];
+}
+
+// check_len refuses a sequence longer than its tables or than a 32-bit signed length.
+static attnd_err check_len(const opening *o, uint32_t idx, const kv_step_seq *s, bool *may_wait,
+                           attnd_errinfo *info) {
+    uint64_t len = (uint64_t)o->kv->seqs[idx].committed + s->new_len + s->reserve;
+    uint64_t most = INT32_MAX;
+    for (uint32_t g = 0; g < o->spec->num_groups; g++) {
+        uint64_t room = (uint64_t)o->kv->opts.max_seq_blocks * o->spec->groups[g].block_tokens;
+        most = room < most ? room : most;
+    }
+    if (len <= most) {
+        return ATTND_OK;
+    }
+    *may_wait = false;
+    return attnd_fail(info, ATTND_ENOSPC, "new_len",
+                      "sequence %llx would have %llu tokens: at most %llu are possible",
+                      (unsigned long long)s->seq, (unsigned long long)len,
+                      (unsigned long long)most);
+}
+
+// claim checks one sequence, claims it for the step and adds what it needs.
+static attnd_err claim(opening *o, const kv_step_seq *s, bool *may_wait, attnd_errinfo *info) {
+    kv_cache *kv = o->kv;
+    uint32_t idx;
+    unsigned long long handle = s->seq;
+    attnd_err err = kv_seq_find(kv, o->session_idx, s->seq, &idx, info);
+    if (err) {
+        return err;
+    }
+    if (kv->seqs[idx].model != o->model) {
+        return attnd_fail(info, ATTND_EINVAL, "seq", "sequence %llx is of another model", handle);
+    }
+    if (kv->seq_aux[idx].step == o->step + 1) {
+        return attnd_fail(info, ATTND_EINVAL, "seq", "sequence %llx is twice in the step", handle);
+    }
+    if (kv->seq_aux[idx].step) {
+        return attnd_fail(info, ATTND_EBUSY, "seq", "sequence %llx has an open step", handle);
+    }
+    err = check_len(o, idx, s, may_wait, info);
+    if (err) {
+        return err;
+    }
+    for (uint32_t g = 0; g < o->spec->num_groups; g++) {
+        demand d = demand_of(o, idx, g, s);
+        uint64_t take = d.want - d.have + (d.copy_tokens > 0);
+        kv_need *need = need_of(o, g);
+        need->take += take;
+        need->held += d.have;
+        o->take += take;
+    }
+    kv->seq_aux[idx].step = o->step + 1;
+    return ATTND_OK;
+}
+
+static void unclaim(const opening *o, uint32_t num) {
+    for (uint32_t i = 0; i < num; i++) {
+        o->kv->seq_aux[(uint32_t)o->seqs[i].seq].step = 0;
+    }
+}
+
+// ---- whether it fits
+
+// count_held counts the distinct blocks, and slabs, that the step's sequences hold.
+static void count_held(opening *o) {
+    for (uint32_t i = 0; i < o->num_needs; i++) {
+        o->needs[i].held = o->needs[i].slabs = 0;
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < o->num_seqs; i++) {
+            uint32_t idx = (uint32_t)o->seqs[i].seq;
+            for (uint32_t g = 0; g < o->spec->num_groups; g++) {
+                const uint32_t *table = kv_table(o->kv, idx, g);
+                uint32_t have = demand_of(o, idx, g, &(kv_step_seq){0}).have;
+                kv_need *need = need_of(o, g);
+                for (uint32_t b = 0; b < have; b++) {
+                    bool new_block = false, new_slab = false;
+                    if (pass == 0) {
+                        kv_pool_mark(o->kv, table[b], &new_block, &new_slab);
+                    } else {
+                        kv_pool_unmark(o->kv, table[b]);
+                    }
+                    need->held += new_block;
+                    need->slabs += new_slab;
+                }
+            }
+        }
+    }
+}
+
+static bool could_fit(const opening *o, uint32_t quota) {
+    uint64_t blocks = o->take;
+    for (uint32_t i = 0; i < o->num_needs; i++) {
+        blocks += o->needs[i].held;
+    }
+    return (quota == 0 || blocks <= quota) && kv_pool_could_fit(o->kv, o->needs, o->num_needs);
+}
+
+// could_ever_fit says whether the step would fit if all other sequences were freed.  Counting the
+// blocks that its own share once needs a walk over their tables; a step that would fit even if they
+// shared none needs no walk.
+static bool could_ever_fit(opening *o, uint32_t quota) {
+    for (uint32_t i = 0; i < o->num_needs; i++) {
+        uint64_t slabs = o->kv->classes[o->needs[i].class_idx].slabs;
+        o->needs[i].slabs = o->needs[i].held < slabs ? o->needs[i].held : slabs;
+    }
+    if (could_fit(o, quota)) {
+        return true;
+    }
+    count_held(o);
+    return could_fit(o, quota);
+}
+
+static attnd_err check_space(opening *o, bool *may_wait, attnd_errinfo *info) {
+    kv_cache *kv = o->kv;
+    uint32_t used = kv->tenant_aux[o->spec->tenant].blocks;
+    uint32_t quota = kv->tenants[o->spec->tenant].quota_blocks;
+    bool over_quota = quota > 0 && used + o->take > quota;
+    if (!over_quota && kv_pool_fits(kv, o->needs, o->num_needs)) {
+        return ATTND_OK;
+    }
+    *may_wait = could_ever_fit(o, quota);
+    if (over_quota) {
+        return attnd_fail(info, ATTND_ENOSPC, "tenant",
+                          "the step needs %llu blocks more: %u of the tenant's %u are in use%s",
+                          (unsigned long long)o->take, used, quota,
+                          *may_wait ? "" : ", and it can never fit");
+    }
+    return attnd_fail(info, ATTND_ENOSPC, NULL, "the step needs %llu blocks more than are free%s",
+                      (unsigned long long)o->take, *may_wait ? "" : ", and it can never fit");
+}
+
+// ---- taking
+
+static uint32_t take_near(const opening *o, uint32_t g, uint32_t near) {
+    uint32_t entry = kv_pool_take(o->kv, o->classes[g], near);
+    ATTND_ASSERT(entry != KV_NONE); // check_space counted
+    return entry;
+}
+
+// reserve takes the blocks of sequence i of the step.
+static void reserve(const opening *o, uint32_t i) {
+    kv_cache *kv = o->kv;
+    const kv_step_seq *s = &kv->step_seqs[(uint64_t)o->step * kv->opts.max_step_seqs + i];
+    uint64_t first_copy = (uint64_t)o->step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
+    uint32_t idx = (uint32_t)s->seq;
+    for (uint32_t g = 0; g < o->spec->num_groups; g++) {
+        uint32_t *table = kv_table(kv, idx, g);
+        demand d = demand_of(o, idx, g, s);
+        if (d.copy_tokens > 0) {
+            uint32_t old = table[d.have - 1];
+            uint32_t n = kv->step_aux[o->step].num_copies++;
+            uint32_t copy = take_near(o, g, old);
+            kv_store(&kv->seqs[idx].old_last[g], old);
+            kv_store(&table[d.have - 1], copy);
+            kv->copy_seqs[first_copy + n] = i;
+            kv->step_copies[first_copy + n] = (kv_copy){.model = o->model,
+                                                        .group = g,
+                                                        .src = old,
+                                                        .dst = copy,
+                                                        .num_tokens = d.copy_tokens};
+        }
+        for (uint32_t b = d.have; b < d.want; b++) {
+            kv_store(&table[b], take_near(o, g, b > 0 ? table[b - 1] : KV_NONE));
+        }
+    }
+}
+
+// publish makes the step live together with its reply: the committing store of kv_step_open.
+static uint64_t publish(const opening *o, kv_request rq) {
+    kv_cache *kv = o->kv;
+    kv_led_step *step = &kv->steps[o->step];
+    uint64_t handle = kv_handle(step->generation + 1, o->step);
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &step->state, KV_LIVE);
+    kv_redo_put(kv, &step->generation, step->generation + 1);
+    uint32_t *values = kv_reply_put(kv, rq, KV_OP_STEP, handle, 2 * o->num_seqs);
+    for (uint32_t i = 0; values && i < o->num_seqs; i++) {
+        kv_redo_put(kv, &values[2 * i], o->seqs[i].committed);
+        kv_redo_put(kv, &values[2 * i + 1], o->seqs[i].cached);
+    }
+    kv_redo_commit(kv);
+    return handle;
+}
+
+// check_open checks the call itself and fills in the opening.
+static attnd_err check_open(opening *o, kv_request rq, attnd_errinfo *info) {
+    kv_cache *kv = o->kv;
+    attnd_err err = kv_request_check(kv, rq, false, &o->session_idx, info);
+    if (err == ATTND_OK) {
+        err = kv_model_find(kv, kv->sessions[o->session_idx].tenant, o->model, info);
+    }
+    if (err) {
+        return err;
+    }
+    if (o->num_seqs == 0) {
+        return attnd_fail(info, ATTND_EINVAL, "num_seqs", "a step has at least one sequence");
+    }
+    if (o->num_seqs > kv->opts.max_step_seqs) {
+        return attnd_fail(info, ATTND_EMSGSIZE, "num_seqs", "%u sequences: a step has at most %u",
+                          o->num_seqs, kv->opts.max_step_seqs);
+    }
+    o->step = kv_slots_peek(&kv->lists->steps);
+    if (o->step == KV_NONE) {
+        return attnd_fail(info, ATTND_EBUSY, NULL, "%u steps are open: no more are possible",
+                          kv->opts.max_steps);
+    }
+    o->spec = &kv->models[o->model].spec;
+    o->classes = kv->model_aux[o->model].classes;
+    return ATTND_OK;
+}
+
+attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq *seqs,
+                       uint32_t num_seqs, uint64_t *step, const kv_copy **copies,
+                       uint32_t *num_copies, bool *may_wait, attnd_errinfo *info) {
+    opening o = {.kv = kv, .model = model, .seqs = seqs, .num_seqs = num_seqs};
+    attnd_err err = check_open(&o, rq, info);
+    if (err) {
+        return err;
+    }
+    uint32_t claimed = 0;
+    while (err == ATTND_OK && claimed < num_seqs) {
+        err = claim(&o, &seqs[claimed], may_wait, info);
+        claimed += err == ATTND_OK;
+    }
+    if (err == ATTND_OK) {
+        err = check_space(&o, may_wait, info);
+    }
+    if (err) {
+        unclaim(&o, claimed);
+        return err;
+    }
+    kv_slots_take(&kv->lists->steps, kv->step_next);
+    kv->step_aux[o.step] =
+        (kv_step_aux){.session = rq.session, .model = model, .num_seqs = num_seqs};
+    kv_step_seq *own = kv->step_seqs + (uint64_t)o.step * kv->opts.max_step_seqs;
+    for (uint32_t i = 0; i < num_seqs; i++) {
+        seqs[i].committed = kv->seqs[(uint32_t)seqs[i].seq].committed;
+        seqs[i].cached = 0; // of a sequence's tokens none is looked up
+        own[i] = seqs[i];
+        reserve(&o, i);
+    }
+    kv->tenant_aux[o.spec->tenant].blocks += (uint32_t)o.take;
+    kv->session_aux[o.session_idx].steps++;
+    *step = publish(&o, rq);
+    *copies = kv->step_copies + (uint64_t)o.step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
+    *num_copies = kv->step_aux[o.step].num_copies;
+    return ATTND_OK;
+}
+
+// ---- looking
+
+// find_step returns the index of a live step, KV_NONE for a handle that is gone.
+static uint32_t find_step(const kv_cache *kv, uint64_t step) {
+    uint32_t idx = (uint32_t)step;
+    if (idx >= kv->lists->steps.used || kv->steps[idx].state != KV_LIVE ||
+        kv->steps[idx].generation != step >> 32) {
+        return KV_NONE;
+    }
+    return idx;
+}
+
+const kv_step_seq *kv_step_get(const kv_cache *kv, uint64_t session, uint64_t step,
+                               uint32_t *num_seqs, uint32_t *model) {
+    uint32_t idx = find_step(kv, step);
+    if (idx == KV_NONE || (session != 0 && kv->step_aux[idx].session != session)) {
+        return NULL;
+    }
+    *num_seqs = kv->step_aux[idx].num_seqs;
+    *model = kv->step_aux[idx].model;
+    return kv->step_seqs + (uint64_t)idx * kv->opts.max_step_seqs;
+}
+
+const uint32_t *kv_step_table(const kv_cache *kv, uint64_t step, uint32_t i, uint32_t group,
+                              uint32_t *num_entries) {
+    uint32_t num_seqs, model;
+    const kv_step_seq *seqs = kv_step_get(kv, 0, step, &num_seqs, &model);
+    if (!seqs || i >= num_seqs || group >= kv->models[model].spec.num_groups) {
+        return NULL;
+    }
+    *num_entries = kv_blocks_of(seqs[i].committed + seqs[i].new_len + seqs[i].reserve,
+                                kv->models[model].spec.groups[group].block_tokens);
+    return kv_table(kv, (uint32_t)seqs[i].seq, group);
+}
+
+// ---- ending
+
+typedef struct ending {
+    kv_cache *kv;
+    const kv_model_spec *spec;
+    uint32_t step;
+    const kv_step_seq *seqs;
+    uint32_t num_seqs;
+    const uint32_t *accepted; // [num_seqs], NULL = nothing is
+} ending;
+
+static attnd_err check_end(kv_cache *kv, kv_request rq, uint64_t step, ending *e,
+                           attnd_errinfo *info) {
+    uint32_t session_idx, model;
+    attnd_err err = kv_request_check(kv, rq, true, &session_idx, info);
+    if (err) {
+        return err;
+    }
+    *e = (ending){.kv = kv, .step = (uint32_t)step};
+    e->seqs = kv_step_get(kv, rq.session, step, &e->num_seqs, &model);
+    if (!e->seqs) {
+        return attnd_fail(info, ATTND_ESTALE, "step", "step %llx is not open",
+                          (unsigned long long)step);
+    }
+    e->spec = &kv->models[model].spec;
+    return ATTND_OK;
+}
+
+static uint32_t accepted_of(const ending *e, uint32_t i) {
+    return e->accepted ? e->accepted[i] : 0;
+}
+
+// end_copies drops, of each copied last block, the one that the sequence does not go on with.
+static void end_copies(const ending *e) {
+    kv_cache *kv = e->kv;
+    uint64_t first = (uint64_t)e->step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
+    for (uint32_t n = 0; n < kv->step_aux[e->step].num_copies; n++) {
+        const kv_copy *copy = &kv->step_copies[first + n];
+        uint32_t i = kv->copy_seqs[first + n];
+        uint32_t idx = (uint32_t)e->seqs[i].seq;
+        if (accepted_of(e, i) > 0) {
+            kv_seq_give_block(kv, e->spec->tenant, copy->src);
+            continue;
+        }
+        uint32_t last = e->seqs[i].committed / e->spec->groups[copy->group].block_tokens;
+        kv_store(&kv_table(kv, idx, copy->group)[last], copy->src);
+        kv_store(&kv->seqs[idx].old_last[copy->group], KV_NONE);
+        kv_seq_give_block(kv, e->spec->tenant, copy->dst);
+    }
+}
+
+// finish brings the derived state up to an ended step: slots behind the lengths are given back.
+static void finish(const ending *e) {
+    kv_cache *kv = e->kv;
+    end_copies(e);
+    for (uint32_t i = 0; i < e->num_seqs; i++) {
+        const kv_step_seq *s = &e->seqs[i];
+        uint32_t idx = (uint32_t)s->seq;
+        for (uint32_t g = 0; g < e->spec->num_groups; g++) {
+            uint32_t block_tokens = e->spec->groups[g].block_tokens;
+            kv_seq_give_blocks(kv, idx, g,
+                               kv_blocks_of(s->committed + accepted_of(e, i), block_tokens),
+                               kv_blocks_of(s->committed + s->new_len + s->reserve, block_tokens));
+        }
+        kv->seq_aux[idx].step = 0;
+    }
+    kv->session_aux[(uint32_t)kv->step_aux[e->step].session].steps--;
+    kv_slots_give_handle(&kv->lists->steps, kv->step_next, e->step, kv->steps[e->step].generation);
+}
+
+static attnd_err check_accepted(const ending *e, uint32_t num_accepted, attnd_errinfo *info) {
+    if (num_accepted != e->num_seqs) {
+        return attnd_fail(info, ATTND_EINVAL, "num_seqs", "the step has %u sequences, not %u",
+                          e->num_seqs, num_accepted);
+    }
+    for (uint32_t i = 0; i < e->num_seqs; i++) {
+        const kv_step_seq *s = &e->seqs[i];
+        if (e->accepted[i] > s->new_len || e->accepted[i] < s->cached) {
+            return attnd_fail(info, ATTND_EINVAL, "accepted",
+                              "sequence %u of the step: %u accepted, %u to %u are possible", i,
+                              e->accepted[i], s->cached, s->new_len);
+        }
+    }
+    return ATTND_OK;
+}
+
+// put_lengths adds the new committed view of sequence i to the record; returns its length.
+static uint32_t put_lengths(const ending *e, uint32_t i) {
+    kv_cache *kv = e->kv;
+    kv_led_seq *seq = &kv->seqs[(uint32_t)e->seqs[i].seq];
+    uint32_t len = e->seqs[i].committed + e->accepted[i];
+    if (e->accepted[i] > 0) {
+        kv_redo_put(kv, &seq->committed, len);
+        for (uint32_t g = 0; g < e->spec->num_groups; g++) {
+            if (seq->old_last[g] != KV_NONE) {
+                kv_redo_put(kv, &seq->old_last[g], KV_NONE);
+            }
+        }
+    }
+    return len;
+}
+
+// Committed by the record that holds every length of the step, its end and the reply.
+attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
+                         uint32_t num_accepted, attnd_errinfo *info) {
+    ending e;
+    attnd_err err = check_end(kv, rq, step, &e, info);
+    if (err) {
+        return err;
+    }
+    e.accepted = accepted;
+    err = check_accepted(&e, num_accepted, info);
+    if (err) {
+        return err;
+    }
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &kv->steps[e.step].state, KV_FREE);
+    uint32_t *values = kv_reply_put(kv, rq, KV_OP_COMMIT, step, e.num_seqs);
+    for (uint32_t i = 0; i < e.num_seqs; i++) {
+        uint32_t len = put_lengths(&e, i);
+        if (values) {
+            kv_redo_put(kv, &values[i], len);
+        }
+    }
+    kv_redo_commit(kv);
+    finish(&e);
+    return ATTND_OK;
+}
+
+// Committed by the record that ends the step.
+attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step) {
+    ending e;
+    attnd_err err = check_end(kv, rq, step, &e, NULL);
+    if (err) {
+        return err;
+    }
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &kv->steps[e.step].state, KV_FREE);
+    kv_reply_put(kv, rq, KV_OP_ABORT, step, 0);
+    kv_redo_commit(kv);
+    finish(&e);
+    return ATTND_OK;
+}
