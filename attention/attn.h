@@ -72,8 +72,9 @@ typedef struct attn_shape {
     int32_t block_tokens; // tokens a block, >= 1
     int64_t stride_k_token, stride_k_head;
     int64_t stride_v_token, stride_v_head;
-    uint64_t
-        block_stride; // bytes from table entry e to e + 1: block e is at pool + e * block_stride
+    // Bytes from table entry e to e + 1: block e is at pool + e * block_stride.  A block may be
+    // larger than that: a pool of blocks of many sizes names them by multiples of a small unit.
+    uint64_t block_stride;
 } attn_shape;
 
 typedef struct attn_rope {

@@ -72,7 +72,8 @@ static attnd_err check_dim(const char *field, int32_t dim, attnd_errinfo *info) 
     return ATTND_OK;
 }
 
-// check_block_strides wants a block's K (or V) to lie inside block_stride and nowhere twice.
+// check_block_strides wants no two elements of a block's K (or V) to share their place.  A block
+// may be larger than block_stride: that is the unit of table entries, not the size of a block.
 static attnd_err check_block_strides(const attn_shape *s, const char *field, int64_t stride_token,
                                      int64_t stride_head, int32_t dim, attnd_errinfo *info) {
     uint32_t bytes = attnd_dtype_bytes(s->kv_dtype);
@@ -80,9 +81,6 @@ static attnd_err check_block_strides(const attn_shape *s, const char *field, int
     FAIL_IF(size < 0, ATTND_EINVAL, field, "%s: a stride is negative or too large", field);
     FAIL_IF(!is_apart(s->kv_heads, stride_head, s->block_tokens, stride_token, dim), ATTND_EINVAL,
             field, "%s: tokens and heads of a block overlap", field);
-    FAIL_IF((uint64_t)size > s->block_stride, ATTND_EINVAL, "block_stride",
-            "block_stride %llu is less than the %lld bytes that %s spans",
-            (unsigned long long)s->block_stride, (long long)size, field);
     return ATTND_OK;
 }
 
