@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum attnd_dtype {
     ATTND_F32 = 0,
     ATTND_BF16 = 1,
@@ -53,5 +57,9 @@ uint8_t attnd_f32_to_f8e4m3(float f); // saturates at +-448; NaN stays NaN
 // attnd_load reads element i of a tensor of that dtype; attnd_store writes it, rounded.
 double attnd_load(const void *base, attnd_dtype dtype, uint64_t i);
 void attnd_store(void *base, attnd_dtype dtype, uint64_t i, double value);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

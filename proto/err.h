@@ -7,6 +7,10 @@
 #include <stdarg.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // XX(name, code, text)
 #define ATTND_ERR_MAP(XX)                                  \
     XX(OK, 0, "ok")                                        \
@@ -62,6 +66,10 @@ attnd_err attnd_fail(attnd_errinfo *info, attnd_err code, const char *field, con
 // from a client, a file or a GPU is an error, never an assert.
 #define ATTND_ASSERT(cond) ((cond) ? (void)0 : attnd_assert_failed(#cond, __FILE__, __LINE__))
 
-_Noreturn void attnd_assert_failed(const char *cond, const char *file, int line);
+void attnd_assert_failed(const char *cond, const char *file, int line) __attribute__((noreturn));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
