@@ -71,15 +71,6 @@ attnd_err proto_read_header(proto_view msg, proto_header *out, attnd_errinfo *in
     return proto_check_zero(out->reserved, "reserved", info);
 }
 
-// copy_text copies a peer's text, cut at its NUL; what is not printable ASCII becomes '?'.
-static void copy_text(char *out, const char *text, size_t bytes) {
-    size_t i = 0;
-    for (; i < bytes - 1 && text[i]; i++) {
-        out[i] = text[i] >= ' ' && text[i] <= '~' ? text[i] : '?';
-    }
-    memset(out + i, 0, bytes - i);
-}
-
 // read_error takes the error out of a reply with status < 0.
 static attnd_err read_error(proto_view msg, attnd_err status, attnd_errinfo *info) {
     proto_error e;
@@ -89,8 +80,8 @@ static attnd_err read_error(proto_view msg, attnd_err status, attnd_errinfo *inf
     }
     info->code = status;
     info->detail = e.detail;
-    copy_text(info->field, e.field, sizeof(e.field));
-    copy_text(info->text, e.text, sizeof(e.text));
+    proto_copy_text(info->field, e.field, sizeof(e.field));
+    proto_copy_text(info->text, e.text, sizeof(e.text));
     return status;
 }
 
@@ -218,6 +209,14 @@ attnd_err proto_check_name(const char name[PROTO_NAME_BYTES], const char *field,
     return ATTND_OK;
 }
 
+void proto_copy_text(char *out, const char *text, size_t bytes) {
+    size_t i = 0;
+    for (; i < bytes - 1 && text[i]; i++) {
+        out[i] = (char)(text[i] >= ' ' && text[i] <= '~' ? text[i] : '?');
+    }
+    memset(out + i, 0, bytes - i);
+}
+
 void proto_write_header(void *msg, uint32_t op, uint64_t request, attnd_err status,
                         size_t msg_bytes) {
     proto_header h = {.magic = PROTO_MAGIC,
@@ -231,8 +230,8 @@ void proto_write_header(void *msg, uint32_t op, uint64_t request, attnd_err stat
 
 void proto_write_error(void *msg, uint32_t op, uint64_t request, const attnd_errinfo *info) {
     proto_error e = {.detail = info->detail};
-    copy_text(e.field, info->field, sizeof(e.field));
-    copy_text(e.text, info->text, sizeof(e.text));
+    proto_copy_text(e.field, info->field, sizeof(e.field));
+    proto_copy_text(e.text, info->text, sizeof(e.text));
     proto_write_header(msg, op, request, info->code, PROTO_ERROR_BYTES);
     memcpy((uint8_t *)msg + PROTO_BODY, &e, sizeof(e));
 }

@@ -82,6 +82,10 @@ attnd_err proto_check_zero(uint64_t value, const char *field, attnd_errinfo *inf
 attnd_err proto_check_name(const char name[PROTO_NAME_BYTES], const char *field, bool may_be_empty,
                            attnd_errinfo *info);
 
+// proto_copy_text copies a peer's text of bytes, cut at its NUL and terminated in any case; what is
+// not printable ASCII becomes '?'.
+void proto_copy_text(char *out, const char *text, size_t bytes);
+
 // ---- writing
 
 // proto_align rounds an offset up to where an array may begin.

@@ -15,8 +15,13 @@
 //
 // Errors.  Each function returns an attnd_err; *info (may be NULL) then names the field and says it
 // in a line.  ATTND_ECONN: no connection, or it was lost (the session and its unkept sequences are
-// gone with it).  ATTND_ETIMEDOUT: no reply within timeout_ms.  After either, the outcome of a
-// state-changing call is unknown.
+// gone with it): every later call says so too, until attnd_close and a new attnd_connect.
+// ATTND_ETIMEDOUT: no reply within timeout_ms (of a step, decode or prefill: timeout_ms +
+// deadline_ms).  After either, the outcome of a state-changing call is unknown.  ATTND_EPROTO: the
+// reply is malformed; nothing of it was used.
+//
+// A call takes one of 64 slots (fewer when the daemon allows fewer requests in flight); when all
+// are taken it waits for one within its timeout.
 #ifndef ATTND_PROTO_CLIENT_ATTND_H
 #define ATTND_PROTO_CLIENT_ATTND_H
 
@@ -43,7 +48,9 @@ typedef struct attnd_limits {
 } attnd_limits;
 
 // attnd_connect opens a session on an NNG URL.  opts may be NULL.  The caller owns *out:
-// attnd_close, which frees the session's sequences that are not kept.
+// attnd_close, which frees the session's sequences that are not kept; no other call may be running
+// then.  Not in a child of fork when the parent has used the library before: NNG's threads are gone
+// there.
 attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect_opts *opts,
                         attnd_errinfo *info);
 void attnd_close(attnd_client *c);
@@ -109,8 +116,8 @@ typedef struct attnd_step_seq {
     uint32_t q_len;             // rows when new_len = 0
     uint32_t reserve;           // extra slots
     const uint32_t *tokens;     // [new_len], for the prefix cache; may be NULL
-    const int32_t *positions;   // [rows]; may be NULL
-    const uint64_t *tree_mask;  // [rows, ceil(rows / 64)]; may be NULL
+    const int32_t *positions;   // [n], n = new_len, or q_len when that is 0; may be NULL
+    const uint64_t *tree_mask;  // [n, ceil(n / 64)]; may be NULL
     uint32_t committed, cached; // filled by attnd_step_open
 } attnd_step_seq;
 
@@ -148,9 +155,9 @@ attnd_err attnd_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran
                        attnd_errinfo *info);
 
 typedef struct attnd_accept {
-    uint32_t accepted;
-    const uint32_t
-        *path; // [accepted - cached], tree rows in ascending order; NULL = the first ones
+    uint32_t accepted;    // new tokens that count, cached ones included
+    uint32_t num_path;    // accepted - cached
+    const uint32_t *path; // [num_path], tree rows in ascending order; NULL = the first ones
 } attnd_accept;
 
 // attnd_step_commit: accept [num_seqs]; lens [num_seqs] gets the committed lengths (may be NULL).
@@ -167,8 +174,11 @@ attnd_err attnd_prefill(attnd_client *c, attnd_step_seq *seqs, uint32_t num_seqs
                         uint32_t deadline_ms, const attnd_attend_args *args, uint32_t *lens,
                         attnd_ran *ran, attnd_errinfo *info);
 
-// ---- administration.  Each returns the reply's JSON, NUL-terminated; the caller frees it with
-// attnd_free.  attnd_admin calls any op with a JSON body by its name ("stats", "drain", ...).
+// ---- administration
+
+// attnd_admin calls an op that answers in JSON by its name: model_list, seq_list, stats and
+// session_list (json NULL), drain, config_get, config_set (json NULL = {}).  *reply is the reply's
+// JSON, NUL-terminated; the caller frees it with attnd_free.  ATTND_ENOTSUP for another op.
 
 attnd_err attnd_admin(attnd_client *c, const char *op, const char *json, char **reply,
                       attnd_errinfo *info);
