@@ -142,7 +142,7 @@ static bool count_seq(recount *r, uint32_t idx) {
 static bool check_slab(recount *r, uint32_t slab, uint32_t *in_use) {
     const kv_cache *kv = r->kv;
     const kv_slab_aux *aux = &kv->slab_aux[slab];
-    const uint64_t *bits = kv->free_bits + (uint64_t)slab * kv->free_words;
+    const kv_bits *bits = kv->bits + (uint64_t)slab * kv->free_words;
     const uint64_t *sum = kv->free_sum + (uint64_t)slab * kv->free_sums;
     uint64_t first = (uint64_t)slab * kv->slab_blocks;
     uint32_t used = 0;
@@ -151,15 +151,16 @@ static bool check_slab(recount *r, uint32_t slab, uint32_t *in_use) {
     }
     for (uint32_t b = 0; b < aux->slab_blocks; b++) {
         uint32_t refs = r->refs[first + b];
-        bool is_free = bits[b / 64] >> b % 64 & 1;
-        if (kv->refs[first + b] != refs || is_free != (refs == 0)) {
+        uint32_t entry = slab * kv->slab_units + b * aux->units;
+        bool is_free = bits[b / 64].free >> b % 64 & 1;
+        if (kv_pool_refs(kv, entry) != refs || is_free != (refs == 0)) {
             return WRONG(r, "block %u of slab %u has %u references, not %u%s", b, slab, refs,
-                         kv->refs[first + b], is_free ? ", and is free" : "");
+                         kv_pool_refs(kv, entry), is_free ? ", and is free" : "");
         }
         used += refs > 0;
     }
     for (uint32_t w = 0; aux->units && w < kv->free_words; w++) {
-        if ((sum[w / 64] >> w % 64 & 1) != (bits[w] != 0)) {
+        if ((sum[w / 64] >> w % 64 & 1) != (bits[w].free != 0)) {
             return WRONG(r, "word %u of the free bits of slab %u is not summed up", w, slab);
         }
     }

@@ -110,7 +110,7 @@ attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info) {
         ARRAY(classes, max_classes),
         ARRAY(slab_aux, kv->num_slabs),
         ARRAY(free_sum, (uint64_t)kv->num_slabs * kv->free_sums),
-        ARRAY(free_bits, (uint64_t)kv->num_slabs * kv->free_words),
+        ARRAY(bits, (uint64_t)kv->num_slabs * kv->free_words),
         ARRAY(refs, (uint64_t)kv->num_slabs * kv->slab_blocks),
         {&kv->step_seqs, o->max_steps, sizeof(*kv->step_seqs) * o->max_step_seqs},
         {&kv->step_copies, o->max_steps, sizeof(*kv->step_copies) * step_copies},

@@ -18,8 +18,8 @@
 //     | lists      free slots, counters, next expiry                                           |
 //     | ..._aux    what belongs to an element above: links, counts, the step of a sequence     |
 //     | classes    size classes, their free blocks and slabs                                   |
-//     | free_*     a bit a free block, and a bit a word that has one                           |
-//     | refs       a reference count a block                                                   |
+//     | bits       a block is free, or shared; free_sum: a word of bits has a free block       |
+//     | refs       how many references a shared block has                                      |
 //     | step_*     sequences and copies of open steps                                          |
 //     |----------------------------------------------------------------------------------------|
 //     | tables     max_seq_blocks entries a (sequence, group); authoritative below the         |
@@ -136,8 +136,15 @@ typedef struct kv_class {
     uint32_t units, slab_blocks; // of a block, of a slab
     uint32_t users;              // layer groups
     uint32_t slabs, free, in_use;
-    uint32_t first_slab; // with a free block
+    uint32_t first_slab, last_slab; // with a free block
 } kv_class;
+
+// kv_bits says of 64 blocks of a slab which are free, and which are shared: in use by more than one
+// reference.  Only a shared block's count is looked at, so that taking and giving back blocks that
+// have one owner, nearly all, stays within these bits.
+typedef struct kv_bits {
+    uint64_t free, shared;
+} kv_bits;
 
 typedef struct kv_slab_aux {
     uint32_t units, slab_blocks, class_idx;
@@ -155,7 +162,7 @@ struct kv_cache {
     uint64_t mismatches;
     uint32_t num_slabs, slab_units;
     uint32_t slab_blocks; // most blocks of a slab: block i of slab s is s * slab_blocks + i
-    uint32_t free_words, free_sums; // a slab, of free_bits and of free_sum
+    uint32_t free_words, free_sums; // a slab, of bits and of free_sum
     uint32_t redo_cap, redo_writes; // a record; of the record being made
     bool redo_open;
     uint32_t name_buckets; // a power of two
@@ -180,9 +187,9 @@ struct kv_cache {
     uint32_t *names; // [name_buckets], first sequence
     kv_class *classes;
     kv_slab_aux *slab_aux;
-    uint64_t *free_sum;     // [num_slabs, free_sums]
-    uint64_t *free_bits;    // [num_slabs, free_words]
-    uint32_t *refs;         // [num_slabs, slab_blocks]
+    uint64_t *free_sum;     // [num_slabs, free_sums], a bit a word of bits
+    kv_bits *bits;          // [num_slabs, free_words]
+    uint32_t *refs;         // [num_slabs, slab_blocks], of shared blocks
     kv_step_seq *step_seqs; // [max_steps, max_step_seqs]
     kv_copy *step_copies;   // [max_steps, max_step_seqs * KV_MAX_GROUPS]
     uint32_t *copy_seqs;    // likewise: which sequence of the step

@@ -1,13 +1,14 @@
-// Free blocks are bits: one a block, and one a word of those that is not zero.  Taking and giving
-// back touch a bit, its word's bit, the slab's counters and the block's reference count: some cache
-// lines that stay close for a million blocks (128 KiB of bits), whatever the order.  A free list
-// through the blocks' records was the alternative; it remembers the order in which blocks were
-// given back, which scatters a sequence over the arena.
+// A block is three bits of state: free or not, shared or not, and its word has a free one or not.
+// Taking and giving back touch these and the slab's counters: 256 KiB and some for a million
+// blocks, so random order costs no walk through memory.  A reference count is only looked at when a
+// block is shared.  A free list through records of the blocks was the alternative; it touches more,
+// and hands blocks out in the order in which they came back, which scatters a sequence over the
+// arena.
 #include "kvcache/kv_pool.h"
 
 #include "kvcache/kv_slab.h"
 
-#define MARK (UINT32_C(1) << 31) // in refs
+#define MARK (UINT32_C(1) << 31) // in the count of a shared block
 
 typedef struct place {
     uint32_t slab, idx; // of the block in the slab
@@ -19,8 +20,24 @@ static place place_of(const kv_cache *kv, uint32_t entry) {
     return (place){.slab = slab, .idx = unit / kv->slab_aux[slab].units};
 }
 
+static kv_bits *bits_of(const kv_cache *kv, place p) {
+    return &kv->bits[(uint64_t)p.slab * kv->free_words + p.idx / 64];
+}
+
+static uint64_t bit_of(place p) {
+    return UINT64_C(1) << p.idx % 64;
+}
+
 static uint32_t *refs_of(const kv_cache *kv, place p) {
     return kv->refs + (uint64_t)p.slab * kv->slab_blocks + p.idx;
+}
+
+static uint64_t *sum_of(const kv_cache *kv, place p) {
+    return &kv->free_sum[(uint64_t)p.slab * kv->free_sums + p.idx / 64 / 64];
+}
+
+static uint64_t sum_bit_of(place p) {
+    return UINT64_C(1) << p.idx / 64 % 64;
 }
 
 // first_free returns the first free block of a slab that has one.
@@ -31,21 +48,21 @@ static uint32_t first_free(const kv_cache *kv, uint32_t slab) {
         s++;
     }
     uint32_t word = s * 64 + (uint32_t)__builtin_ctzll(sum[s]);
-    uint64_t bits = kv->free_bits[(uint64_t)slab * kv->free_words + word];
+    uint64_t bits = kv->bits[(uint64_t)slab * kv->free_words + word].free;
     return word * 64 + (uint32_t)__builtin_ctzll(bits);
 }
 
-// free_behind finds a free block of the slab behind idx, in the word of its neighbour.
+// free_behind finds the first free block behind near, in the word of its neighbour.
 static bool free_behind(const kv_cache *kv, place near, place *out) {
-    uint32_t idx = near.idx + 1;
-    if (idx >= kv->slab_aux[near.slab].slab_blocks) {
+    near.idx++;
+    if (near.idx >= kv->slab_aux[near.slab].slab_blocks) {
         return false;
     }
-    uint64_t bits = kv->free_bits[(uint64_t)near.slab * kv->free_words + idx / 64] >> idx % 64;
+    uint64_t bits = bits_of(kv, near)->free >> near.idx % 64;
     if (bits == 0) {
         return false;
     }
-    *out = (place){.slab = near.slab, .idx = idx + (uint32_t)__builtin_ctzll(bits)};
+    *out = (place){.slab = near.slab, .idx = near.idx + (uint32_t)__builtin_ctzll(bits)};
     return true;
 }
 
@@ -59,39 +76,56 @@ uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near) {
         p.slab = class->first_slab - 1;
         p.idx = first_free(kv, p.slab);
     }
-    uint64_t *bits = &kv->free_bits[(uint64_t)p.slab * kv->free_words + p.idx / 64];
-    *bits &= ~(UINT64_C(1) << p.idx % 64);
-    if (*bits == 0) {
-        kv->free_sum[(uint64_t)p.slab * kv->free_sums + p.idx / 64 / 64] &=
-            ~(UINT64_C(1) << p.idx / 64 % 64);
+    kv_bits *bits = bits_of(kv, p);
+    bits->free &= ~bit_of(p);
+    if (bits->free == 0) {
+        *sum_of(kv, p) &= ~sum_bit_of(p);
     }
-    *refs_of(kv, p) = 1;
     kv_slab_took(kv, p.slab);
     return p.slab * kv->slab_units + p.idx * class->units;
 }
 
 void kv_pool_hold(kv_cache *kv, uint32_t entry) {
-    uint32_t *refs = refs_of(kv, place_of(kv, entry));
-    ATTND_ASSERT(*refs > 0 && *refs < MARK - 1);
-    ++*refs;
+    place p = place_of(kv, entry);
+    kv_bits *bits = bits_of(kv, p);
+    uint32_t *refs = refs_of(kv, p);
+    ATTND_ASSERT(!(bits->free & bit_of(p)));
+    *refs = bits->shared & bit_of(p) ? *refs + 1 : 2;
+    ATTND_ASSERT(*refs < MARK);
+    bits->shared |= bit_of(p);
+}
+
+// rele_shared drops a reference of several.
+static void rele_shared(kv_cache *kv, place p) {
+    uint32_t *refs = refs_of(kv, p);
+    if (--*refs == 1) {
+        bits_of(kv, p)->shared &= ~bit_of(p);
+    }
 }
 
 bool kv_pool_rele(kv_cache *kv, uint32_t entry) {
     place p = place_of(kv, entry);
-    uint32_t *refs = refs_of(kv, p);
-    ATTND_ASSERT(*refs > 0);
-    if (--*refs > 0) {
+    kv_bits *bits = bits_of(kv, p);
+    ATTND_ASSERT(!(bits->free & bit_of(p)));
+    if (bits->shared & bit_of(p)) {
+        rele_shared(kv, p);
         return false;
     }
-    kv->free_bits[(uint64_t)p.slab * kv->free_words + p.idx / 64] |= UINT64_C(1) << p.idx % 64;
-    kv->free_sum[(uint64_t)p.slab * kv->free_sums + p.idx / 64 / 64] |= UINT64_C(1)
-                                                                        << p.idx / 64 % 64;
+    if (bits->free == 0) {
+        *sum_of(kv, p) |= sum_bit_of(p);
+    }
+    bits->free |= bit_of(p);
     kv_slab_gave(kv, p.slab);
     return true;
 }
 
 uint32_t kv_pool_refs(const kv_cache *kv, uint32_t entry) {
-    return *refs_of(kv, place_of(kv, entry));
+    place p = place_of(kv, entry);
+    const kv_bits *bits = bits_of(kv, p);
+    if (bits->shared & bit_of(p)) {
+        return *refs_of(kv, p);
+    }
+    return bits->free & bit_of(p) ? 0 : 1;
 }
 
 uint64_t kv_pool_index(const kv_cache *kv, uint32_t entry) {
@@ -126,15 +160,19 @@ bool kv_pool_could_fit(const kv_cache *kv, const kv_need *needs, uint32_t num) {
 
 void kv_pool_mark(kv_cache *kv, uint32_t entry, bool *new_block, bool *new_slab) {
     place p = place_of(kv, entry);
-    uint32_t *refs = refs_of(kv, p);
-    *new_block = !(*refs & MARK);
+    *new_block = true; // a block that is not shared is met once only
+    if (bits_of(kv, p)->shared & bit_of(p)) {
+        *new_block = !(*refs_of(kv, p) & MARK);
+        *refs_of(kv, p) |= MARK;
+    }
     *new_slab = !kv->slab_aux[p.slab].mark;
-    *refs |= MARK;
     kv->slab_aux[p.slab].mark = 1;
 }
 
 void kv_pool_unmark(kv_cache *kv, uint32_t entry) {
     place p = place_of(kv, entry);
-    *refs_of(kv, p) &= ~MARK;
+    if (bits_of(kv, p)->shared & bit_of(p)) {
+        *refs_of(kv, p) &= ~MARK;
+    }
     kv->slab_aux[p.slab].mark = 0;
 }

@@ -1,11 +1,11 @@
 // Size classes and their slabs.
 //
 // A class links its slabs that have a free block; a block is taken from the first of them.  A slab
-// that becomes empty is unassigned at once, so whether a set of blocks fits is plain arithmetic:
-// free blocks of each class, and whole slabs for the rest.  Cutting a slab costs a bit a block.
+// that was full joins at the end, so the first is used up before another and blocks taken one after
+// the other are neighbours; joining at the front, single holes would be filled first.  A slab that
+// becomes empty is unassigned at once, so whether a set of blocks fits is plain arithmetic:
+// free blocks of each class, and whole slabs for the rest.  Cutting a slab costs some bits a block.
 #include "kvcache/kv_slab.h"
-
-#include <string.h>
 
 #include "kvcache/kv_redo.h"
 
@@ -38,12 +38,14 @@ void kv_class_rele(kv_cache *kv, uint32_t class_idx) {
 static void link_slab(kv_cache *kv, uint32_t slab) {
     kv_slab_aux *aux = &kv->slab_aux[slab];
     kv_class *class = &kv->classes[aux->class_idx];
-    aux->prev = 0;
-    aux->next = class->first_slab;
-    if (aux->next) {
-        kv->slab_aux[aux->next - 1].prev = slab + 1;
+    aux->prev = class->last_slab;
+    aux->next = 0;
+    if (aux->prev) {
+        kv->slab_aux[aux->prev - 1].next = slab + 1;
+    } else {
+        class->first_slab = slab + 1;
     }
-    class->first_slab = slab + 1;
+    class->last_slab = slab + 1;
 }
 
 static void unlink_slab(kv_cache *kv, uint32_t slab) {
@@ -55,15 +57,26 @@ static void unlink_slab(kv_cache *kv, uint32_t slab) {
     }
     if (aux->next) {
         kv->slab_aux[aux->next - 1].prev = aux->prev;
+    } else {
+        kv->classes[aux->class_idx].last_slab = aux->prev;
     }
 }
 
-// set_bits sets the first num bits and clears the rest of words.
-static void set_bits(uint64_t *bits, uint32_t words, uint32_t num) {
-    memset(bits, 0, words * sizeof(*bits));
-    memset(bits, 0xff, num / 64 * sizeof(*bits));
-    if (num % 64) {
-        bits[num / 64] = (UINT64_C(1) << num % 64) - 1;
+// low_bits returns a word with the first num bits set, all for 64 and more.
+static uint64_t low_bits(uint32_t num) {
+    return num < 64 ? (UINT64_C(1) << num) - 1 : UINT64_MAX;
+}
+
+// cut makes all blocks of a slab free.
+static void cut(kv_cache *kv, uint32_t slab, uint32_t num_blocks) {
+    kv_bits *bits = kv->bits + (uint64_t)slab * kv->free_words;
+    uint64_t *sum = kv->free_sum + (uint64_t)slab * kv->free_sums;
+    uint32_t words = (num_blocks + 63) / 64;
+    for (uint32_t w = 0; w < kv->free_words; w++) {
+        bits[w] = (kv_bits){.free = w < words ? low_bits(num_blocks - w * 64) : 0};
+    }
+    for (uint32_t s = 0; s < kv->free_sums; s++) {
+        sum[s] = s * 64 < words ? low_bits(words - s * 64) : 0;
     }
 }
 
@@ -83,9 +96,7 @@ bool kv_slab_assign(kv_cache *kv, uint32_t class_idx) {
         .class_idx = class_idx,
         .free = class->slab_blocks,
     };
-    set_bits(kv->free_bits + (uint64_t)slab * kv->free_words, kv->free_words, class->slab_blocks);
-    set_bits(kv->free_sum + (uint64_t)slab * kv->free_sums, kv->free_sums,
-             (class->slab_blocks + 63) / 64);
+    cut(kv, slab, class->slab_blocks);
     class->slabs++;
     class->free += class->slab_blocks;
     link_slab(kv, slab);

@@ -175,7 +175,7 @@ static attnd_err check_space(opening *o, bool *may_wait, attnd_errinfo *info) {
     kv_cache *kv = o->kv;
     uint32_t used = kv->tenant_aux[o->spec->tenant].blocks;
     uint32_t quota = kv->tenants[o->spec->tenant].quota_blocks;
-    bool over_quota = quota > 0 && used + o->take > quota;
+    bool over_quota = quota > 0 && o->take > 0 && used + o->take > quota;
     if (!over_quota && kv_pool_fits(kv, o->needs, o->num_needs)) {
         return ATTND_OK;
     }
