@@ -40,27 +40,27 @@ static inline void sine_cosine(double angle, double *sine, double *cosine) {
     *cosine = (quadrant + 1) & 2 ? -cosine_abs : cosine_abs;
 }
 
-void attn_cpu_rope_angles(const attn_rope *rope, int32_t position, float *cos_sin) {
+void attn_cpu_rope_angles(const attn_rope *rope, int32_t position, double *cos_sin) {
     int32_t half = rope->rotary_dim / 2;
     double factor = (double)rope->attention_factor;
     for (int32_t i = 0; i < half; i++) {
         double sine = 0;
         double cosine = 0;
         sine_cosine((double)position * (double)rope->inv_freq[i], &sine, &cosine);
-        cos_sin[i] = (float)(cosine * factor);
-        cos_sin[half + i] = (float)(sine * factor);
+        cos_sin[i] = cosine * factor;
+        cos_sin[half + i] = sine * factor;
     }
 }
 
-void attn_cpu_rope_apply(const attn_rope *rope, const float *cos_sin, float *x) {
+void attn_cpu_rope_apply(const attn_rope *rope, const double *cos_sin, float *x) {
     int32_t half = rope->rotary_dim / 2;
     int32_t step = rope->interleaved ? 2 : 1;
     float *pair = rope->interleaved ? x + 1 : x + half;
     for (int32_t i = 0; i < half; i++) {
-        float a = x[i * step];
-        float b = pair[i * step];
-        x[i * step] = a * cos_sin[i] - b * cos_sin[half + i];
-        pair[i * step] = b * cos_sin[i] + a * cos_sin[half + i];
+        double a = (double)x[i * step];
+        double b = (double)pair[i * step];
+        x[i * step] = (float)(a * cos_sin[i] - b * cos_sin[half + i]);
+        pair[i * step] = (float)(b * cos_sin[i] + a * cos_sin[half + i]);
     }
 }
 
@@ -69,7 +69,7 @@ void attn_cpu_load_q(const attn_params *p, const attn_task *t, float *q) {
     const attn_row *row = &p->rows[t->row];
     int32_t group = attn_group(s);
     int32_t last_token = -1;
-    float cos_sin[ATTN_MAX_HEAD_DIM];
+    double cos_sin[ATTN_MAX_HEAD_DIM];
     for (int32_t r = t->q_first; r < t->q_first + t->q_count; r++) {
         int32_t token = r / group;
         if (row->rope && token != last_token) {

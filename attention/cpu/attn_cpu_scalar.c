@@ -75,7 +75,7 @@ static void load_step(const attn_params *p, const attn_row *row, int32_t head, c
 static inline double logit_of(const attn_logit *l, float score, int64_t distance) {
     double x = (double)score * (double)l->factor;
     if (l->softcap > 0) {
-        x = (double)(l->cap_log2 * tanhf((float)x / l->softcap));
+        x = (double)l->cap_log2 * tanh(x / (double)l->softcap);
     }
     if (l->slope != 0) {
         x -= (double)l->slope * (double)(distance < 0 ? -distance : distance);
@@ -187,7 +187,7 @@ static uint64_t append_token(const attn_params *p, const attn_row *row, int32_t 
     uint32_t bytes = attnd_dtype_bytes(s->q_dtype);
     int32_t key = row->kv_len - row->new_len + token;
     uint64_t saturated = 0;
-    float cos_sin[ATTN_MAX_HEAD_DIM];
+    double cos_sin[ATTN_MAX_HEAD_DIM];
     float x[ATTN_MAX_HEAD_DIM];
     if (row->rope) {
         attn_cpu_rope_angles(row->rope, row->k_positions ? row->k_positions[token] : key, cos_sin);

@@ -88,11 +88,10 @@ static inline attn_logit attn_logit_of(const attn_params *p, const attn_row *row
 void attn_cpu_load_q(const attn_params *p, const attn_task *t, float *q);
 
 // attn_cpu_rope_angles fills cos_sin [2, rotary_dim / 2]: the cosines, then the sines of a
-// position, both times the attention factor.  Angles are reduced in float64: good to a float32 ulp
-// at every position.
-void attn_cpu_rope_angles(const attn_rope *rope, int32_t position, float *cos_sin);
+// position, both times the attention factor.  Good to 1e-11 at every position.
+void attn_cpu_rope_angles(const attn_rope *rope, int32_t position, double *cos_sin);
 
-// attn_cpu_rope_apply rotates x [head_dim] in place.
-void attn_cpu_rope_apply(const attn_rope *rope, const float *cos_sin, float *x);
+// attn_cpu_rope_apply rotates x [head_dim] in place, in float64, so that K is rounded once only.
+void attn_cpu_rope_apply(const attn_rope *rope, const double *cos_sin, float *x);
 
 #endif
