@@ -20,7 +20,7 @@
 // ahead of everything, so what is submitted after it finds its copies made.
 //
 // Loop thread only.  Does not allocate after sched_create.  Callbacks: fill and lens must not call
-// sched; done may call anything but sched_free.
+// sched; done may call anything but sched_free and sched_launch_done.
 #ifndef ATTND_SCHEDULER_SCHED_H
 #define ATTND_SCHEDULER_SCHED_H
 
@@ -38,6 +38,7 @@ typedef struct sched_req sched_req;
 enum {
     SCHED_DECODE_TOKENS = 8,    // rows with at most this many query tokens are decodes
     SCHED_MAX_SHARE = 1024,     // largest weight of a tenant
+    SCHED_MAX_QUEUED = 65536,   // of max_queued and max_launch_rows
     SCHED_MAX_PASSES = 16,      // smaller requests that may pass one that does not fit a launch
     SCHED_LOOK_AHEAD = 8,       // requests that are looked at behind one that does not fit
     SCHED_LAUNCH_COPIES = 4096, // of several requests in one launch; one request may have more
@@ -114,7 +115,7 @@ typedef struct sched_opts {
 } sched_opts;
 
 // sched_create makes a scheduler for the backend, which is copied.  The caller owns *out:
-// sched_free.  ATTND_EINVAL when a bound is 0 or depth is over its limit, ATTND_ENOMEM.
+// sched_free.  ATTND_EINVAL when a bound is 0 or over its limit, ATTND_ENOMEM.
 attnd_err sched_create(sched **out, const sched_opts *opts, const sched_backend *backend);
 // sched_free accepts NULL.  Nothing may be queued or running.
 void sched_free(sched *s);

@@ -1,0 +1,206 @@
+// Forming a launch.  A decode request goes in whole.  A prefill is cut: the pieces of a row begin
+// at multiples of chunk_tokens, whatever else is in the launch, and pieces are taken in order as
+// long as the launch stays within chunk_tokens query tokens.  The first piece of an empty launch
+// always fits, so each prefill launch makes progress.
+//
+//     chunk_tokens = 512, one request, q_len 1200 and 100
+//     launch 1: row 0 [0, 512)      launch 2: row 0 [512, 1024)
+//     launch 3: row 0 [1024, 1200), row 1 [0, 100)
+//
+// Copies of several requests are gathered in one array; a request that has more than that holds is
+// given its own array and shares the launch with no other copies.
+#include "scheduler/sched_batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+attnd_err sched_batch_init(sched_batch *b, const sched_opts *opts) {
+    *b = (sched_batch){.max_rows = opts->max_launch_rows,
+                       .chunk_tokens = opts->prefill_chunk_tokens};
+    b->rows = calloc(opts->max_launch_rows, sizeof(*b->rows));
+    b->copies = calloc(SCHED_LAUNCH_COPIES, sizeof(*b->copies));
+    b->reqs = calloc(opts->max_queued, sizeof(sched_req *));
+    if (!b->rows || !b->copies || !b->reqs) {
+        sched_batch_fini(b);
+        return ATTND_ENOMEM;
+    }
+    return ATTND_OK;
+}
+
+void sched_batch_fini(sched_batch *b) {
+    free(b->rows);
+    free(b->copies);
+    free(b->reqs);
+    *b = (sched_batch){.num_reqs = 0};
+}
+
+bool sched_batch_left(const sched_req *req) {
+    return req->row < req->num_rows;
+}
+
+static bool copies_fit(const sched_batch *b, uint32_t num_copies) {
+    uint64_t sum = (uint64_t)b->launch.num_copies + num_copies;
+    return num_copies == 0 || b->launch.num_copies == 0 || sum <= SCHED_LAUNCH_COPIES;
+}
+
+static void add_copies(sched_batch *b, const sched_req *req) {
+    if (req->num_copies > SCHED_LAUNCH_COPIES) {
+        b->launch.copies = req->copies;
+    } else if (req->num_copies > 0) {
+        memcpy(b->copies + b->launch.num_copies, req->copies, req->num_copies * sizeof(kv_copy));
+    }
+    b->launch.num_copies += req->num_copies;
+}
+
+// add puts a request on the launch's list; its copies go with its first launch.
+static void add(sched_batch *b, sched_req *req, const sched_turn *turn) {
+    if (req->launch_no == 0) {
+        add_copies(b, req);
+        req->queue_us = turn->now_us - req->queued_us;
+    }
+    req->launch_no = turn->launch_no;
+    req->running++;
+    b->reqs[b->num_reqs++] = req;
+}
+
+// piece_tokens returns the length of the next piece of a prefill.
+static int32_t piece_tokens(const sched_batch *b, int32_t q_len, int32_t q_first) {
+    int32_t rest = q_len - q_first;
+    return rest < b->chunk_tokens ? rest : b->chunk_tokens;
+}
+
+static bool within_chunk(const sched_batch *b, int32_t tokens) {
+    return b->decode_tokens + b->prefill_tokens + tokens <= b->chunk_tokens;
+}
+
+// fits is asked by sched_queue_follow.
+static bool fits(void *ctx, sched_req *req) {
+    const sched_batch *b = ctx;
+    if (b->launch.params.num_rows + req->num_rows > b->max_rows ||
+        (req->launch_no == 0 && !copies_fit(b, req->num_copies))) {
+        return false;
+    }
+    if (req->kind == SCHED_DECODE) {
+        return true;
+    }
+    int32_t q_len, kv_len;
+    req->lens(req, req->row, &q_len, &kv_len);
+    return within_chunk(b, piece_tokens(b, q_len, req->q_first));
+}
+
+// cut makes row the piece of count query tokens from first on.
+static void cut(attn_row *row, int32_t first, int32_t count) {
+    row->q_first = first;
+    row->q_count = count;
+    if (first > 0) { // the first piece has appended
+        row->new_len = 0;
+        row->k_new = row->v_new = NULL;
+        row->k_positions = NULL;
+    }
+}
+
+static void count_tokens(sched_batch *b, const attn_row *row) {
+    if (row->q_len <= SCHED_DECODE_TOKENS) {
+        b->decode_tokens += row->q_count;
+    } else {
+        b->prefill_tokens += row->q_count;
+    }
+}
+
+// next_count returns how many query tokens of the row the launch takes; negative when it has no
+// room.
+static int32_t next_count(const sched_batch *b, const sched_req *req, int32_t q_len) {
+    if (req->kind == SCHED_DECODE) {
+        return q_len;
+    }
+    int32_t count = piece_tokens(b, q_len, req->q_first);
+    return within_chunk(b, count) ? count : -1;
+}
+
+// take_rows moves the request's next pieces into the launch and returns their cost.
+static uint64_t take_rows(sched_batch *b, sched_req *req) {
+    attn_row *rows = b->rows + b->launch.params.num_rows;
+    req->fill(req, rows);
+    uint32_t taken = 0;
+    uint64_t cost = 0;
+    while (sched_batch_left(req)) {
+        attn_row *row = &rows[taken];
+        if (taken < req->row) { // the first rows were in earlier launches
+            *row = rows[req->row];
+        }
+        int32_t count = next_count(b, req, row->q_len);
+        if (count < 0) {
+            break;
+        }
+        taken++;
+        cut(row, req->q_first, count);
+        count_tokens(b, row);
+        cost += (uint64_t)count * (uint64_t)row->kv_len;
+        req->q_first += count;
+        if (req->q_first < row->q_len) { // a whole chunk: nothing else fits
+            break;
+        }
+        req->row++;
+        req->q_first = 0;
+    }
+    b->launch.params.num_rows += taken;
+    return cost;
+}
+
+static void take(sched_batch *b, sched_queue *q, sched_req *req, const sched_turn *turn) {
+    add(b, req, turn);
+    uint64_t cost = take_rows(b, req);
+    sched_queue_charge(q, req->tenant, cost > 0 ? cost : 1);
+    if (!sched_batch_left(req)) {
+        sched_queue_remove(q, req);
+    }
+}
+
+// take_copies takes the requests with copies only, in order; false when not all of them fit.
+static bool take_copies(sched_batch *b, list_node *copies, const sched_turn *turn) {
+    LIST_FOREACH (copies, node) {
+        sched_req *req = LIST_ENTRY(node, sched_req, node);
+        if (!copies_fit(b, req->num_copies)) {
+            return false;
+        }
+        list_remove(node);
+        add(b, req, turn);
+    }
+    return true;
+}
+
+static void reset(sched_batch *b) {
+    b->launch.params.rows = b->rows;
+    b->launch.params.num_rows = 0;
+    b->launch.copies = b->copies;
+    b->launch.num_copies = 0;
+    b->launch.choice = (attn_choice){.kernel = "", .why = ""};
+    b->launch.err = ATTND_OK;
+    b->launch.info = (attnd_errinfo){.code = ATTND_OK};
+    b->launch.run_us = 0;
+    b->num_reqs = 0;
+    b->decode_tokens = b->prefill_tokens = 0;
+}
+
+static void set_shape(attn_params *p, const attn_shape *shape) {
+    p->shape = *shape;
+    p->num_blocks = shape->block_stride ? p->pool_bytes / shape->block_stride : 0;
+}
+
+bool sched_batch_form(sched_batch *b, sched_queue *q, list_node *copies, const sched_turn *turn) {
+    reset(b);
+    bool all_copies = take_copies(b, copies, turn);
+    sched_req *req = all_copies ? sched_queue_lead(q, turn->prefill_first) : NULL;
+    if (!req || (req->launch_no == 0 && !copies_fit(b, req->num_copies))) {
+        return b->num_reqs > 0;
+    }
+    b->kind = req->kind;
+    set_shape(&b->launch.params, req->shape);
+    sched_follow follow = {
+        .shape = req->shape, .kind = b->kind, .launch_no = turn->launch_no, .fits = fits, .ctx = b};
+    do {
+        take(b, q, req, turn);
+        req = sched_queue_follow(q, &follow);
+    } while (req);
+    return true;
+}

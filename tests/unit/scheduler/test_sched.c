@@ -1,0 +1,733 @@
+// The scheduler as a whole, against a backend that ends launches when told to: what runs when, that
+// everything is computed once, and that done comes once and only when nothing of a request runs.
+#include "scheduler/sched.h"
+
+#include "tests/unit/scheduler/fake.h"
+
+static const attn_shape shape_a = {.head_dim = 64, .block_stride = 256};
+static const attn_shape shape_b = {.head_dim = 128, .block_stride = 512};
+
+static const sched_opts opts = {.max_queued = 64,
+                                .max_tenant_queued = 48,
+                                .max_launch_rows = 16,
+                                .max_tenants = 4,
+                                .prefill_chunk_tokens = 32,
+                                .max_decodes_in_a_row = 3};
+
+static fake_backend b;
+static fake_req r[64];
+
+static void setup(void) {
+    fake_open(&b, opts, 1);
+}
+
+static void setup_deep(void) {
+    fake_open(&b, opts, 2);
+}
+
+static void teardown(void) {
+    fake_close(&b);
+}
+
+static void decode(fake_req *req, uint32_t tenant) {
+    fake_make(req, &shape_a, tenant, 1, 100);
+    ATTND_CK_OK(sched_submit(b.s, &req->req, NULL));
+}
+
+static void prefill(fake_req *req, uint32_t tenant, int32_t q_len) {
+    fake_make(req, &shape_a, tenant, q_len, q_len);
+    ATTND_CK_OK(sched_submit(b.s, &req->req, NULL));
+}
+
+// ---- batching
+
+START_TEST(idle_backend_gets_work_at_once) {
+    decode(&r[0], 0);
+    ck_assert_uint_eq(b.num, 1);
+    const attn_params *p = &b.launches[0]->params;
+    ck_assert_uint_eq(p->num_rows, 1);
+    ck_assert_int_eq(p->rows[0].q_first, 0);
+    ck_assert_int_eq(p->rows[0].q_count, 1);
+    ck_assert_int_eq(p->shape.head_dim, 64);
+    ck_assert_ptr_eq(p->pool, &b);
+    ck_assert_uint_eq(p->pool_bytes, 1 << 20);
+    ck_assert_uint_eq(p->num_blocks, 4096); // 1 MiB / 256 B
+    ck_assert(p->deterministic);
+    fake_end(&b);
+    fake_check(&r[0]);
+    ck_assert_str_eq(r[0].kernel, "fake");
+}
+END_TEST
+
+START_TEST(work_gathers_while_the_backend_is_busy) {
+    for (int i = 0; i < 6; i++) {
+        decode(&r[i], (uint32_t)i % 3);
+    }
+    ck_assert_uint_eq(b.given, 1);
+    fake_end(&b);
+    ck_assert_uint_eq(b.given, 2);
+    ck_assert_uint_eq(b.launches[0]->params.num_rows, 5);
+    fake_end(&b);
+    for (int i = 0; i < 6; i++) {
+        fake_check(&r[i]);
+    }
+}
+END_TEST
+
+START_TEST(launch_holds_one_shape) {
+    decode(&r[0], 0);
+    for (int i = 1; i < 5; i++) {
+        fake_make(&r[i], i % 2 ? &shape_b : &shape_a, 0, 1, 100);
+        ATTND_CK_OK(sched_submit(b.s, &r[i].req, NULL));
+    }
+    fake_end(&b);
+    ck_assert_int_eq(b.launches[0]->params.shape.head_dim, 128); // the oldest is of shape_b
+    ck_assert_uint_eq(b.launches[0]->params.num_blocks, 2048);
+    ck_assert_uint_eq(b.launches[0]->params.num_rows, 2);
+    fake_end(&b);
+    ck_assert_int_eq(b.launches[0]->params.shape.head_dim, 64);
+    ck_assert_uint_eq(b.launches[0]->params.num_rows, 2);
+    fake_end(&b);
+}
+END_TEST
+
+START_TEST(decodes_and_prefills_run_apart) {
+    decode(&r[0], 0);
+    prefill(&r[1], 0, 20);
+    decode(&r[2], 0);
+    fake_end(&b);
+    ck_assert_uint_eq(fake_in(&b, &r[2]), 1);
+    ck_assert_uint_eq(fake_in(&b, &r[1]), 0);
+    fake_end(&b);
+    ck_assert_uint_eq(fake_in(&b, &r[1]), 1);
+    fake_end(&b);
+}
+END_TEST
+
+START_TEST(eight_query_tokens_are_a_decode_and_nine_are_not) {
+    decode(&r[0], 0);
+    prefill(&r[1], 0, 9);
+    fake_make(&r[2], &shape_a, 0, 8, 100);
+    ATTND_CK_OK(sched_submit(b.s, &r[2].req, NULL));
+    fake_end(&b);
+    ck_assert_uint_eq(fake_in(&b, &r[2]), 1);
+    ck_assert_uint_eq(fake_in(&b, &r[1]), 0);
+    fake_end_all(&b);
+    sched_info info;
+    sched_get_info(b.s, &info);
+    ck_assert_uint_eq(info.decode_tokens, 1 + 8);
+    ck_assert_uint_eq(info.prefill_tokens, 9);
+}
+END_TEST
+
+START_TEST(deep_backend_gets_two_launches) {
+    prefill(&r[0], 0, 100); // 32 + 32 + 32 + 4
+    ck_assert_uint_eq(b.num, 2);
+    ck_assert_int_eq(b.launches[0]->params.rows[0].q_first, 0);
+    ck_assert_int_eq(b.launches[1]->params.rows[0].q_first, 32);
+    fake_end(&b);
+    ck_assert_uint_eq(b.num, 2);
+    fake_end_all(&b);
+    ck_assert_uint_eq(b.given, 4);
+    fake_check(&r[0]);
+}
+END_TEST
+
+// ---- protection and starvation
+
+START_TEST(decode_waits_for_one_chunk_and_one_decode_launch) {
+    prefill(&r[0], 0, 320); // ten chunks
+    for (int i = 1; i <= 4; i++) {
+        decode(&r[i], 0); // arrives while a chunk runs
+        fake_end(&b);
+        ck_assert_uint_eq(fake_in(&b, &r[i]), 1);
+        decode(&r[10 + i], 0); // arrives while a decode launch runs
+        fake_end(&b);
+        ck_assert_uint_eq(fake_in(&b, &r[10 + i]), 1);
+        fake_end(&b);
+        ck_assert_uint_eq(fake_in(&b, &r[0]), 1); // nothing else waits: the next chunk
+    }
+    fake_end_all(&b);
+    fake_check(&r[0]);
+}
+END_TEST
+
+START_TEST(prefill_gets_a_chunk_after_three_decode_launches) {
+    decode(&r[0], 0);
+    prefill(&r[1], 0, 96); // three chunks
+    int next = 2;
+    for (int chunk = 0; chunk < 3; chunk++) {
+        // the launch that ran when the prefill came does not count: it did not wait yet
+        for (int i = 0; i < 3; i++) {
+            decode(&r[next], 0);
+            fake_end(&b);
+            ck_assert_uint_eq(fake_in(&b, &r[next]), 1);
+            next++;
+        }
+        decode(&r[next], 0);
+        fake_end(&b);
+        ck_assert_uint_eq(fake_in(&b, &r[1]), 1);
+        ck_assert_uint_eq(fake_in(&b, &r[next]), 0);
+        next++;
+    }
+    fake_end_all(&b);
+    fake_check(&r[1]);
+}
+END_TEST
+
+START_TEST(long_prefill_is_not_starved_by_short_ones) {
+    decode(&r[0], 0);
+    prefill(&r[1], 0, 320);
+    for (int i = 2; i < 12; i++) {
+        prefill(&r[i], 0, 16);
+        fake_end(&b);
+        ck_assert_uint_eq(fake_in(&b, &r[1]), 1); // oldest first
+    }
+    fake_end_all(&b);
+    ck_assert_uint_eq(r[1].num_done, 1);
+}
+END_TEST
+
+// ---- fair share
+
+// count_launch adds up the rows of each tenant in the newest launch.
+static void count_launch(uint32_t rows[4]) {
+    const attn_params *p = &b.launches[b.num - 1]->params;
+    memset(rows, 0, 4 * sizeof(*rows));
+    for (uint32_t i = 0; i < p->num_rows; i++) {
+        rows[((const fake_req *)p->rows[i].q)->req.tenant]++;
+    }
+}
+
+START_TEST(weights_three_to_one_give_twelve_rows_to_four) {
+    sched_tenant_share(b.s, 0, 3);
+    decode(&r[0], 2);
+    for (int i = 1; i <= 40; i++) {
+        decode(&r[i], i <= 20 ? 1 : 0); // the lighter tenant comes first
+    }
+    // equal rows: in any stretch of launches tenant 0 gets 3 of 4
+    fake_end(&b);
+    uint32_t rows[4];
+    count_launch(rows);
+    ck_assert_uint_eq(rows[0], 12);
+    ck_assert_uint_eq(rows[1], 4);
+    fake_end_all(&b);
+}
+END_TEST
+
+START_TEST(share_is_by_cost_not_by_requests) {
+    decode(&r[0], 2);
+    for (int i = 1; i <= 16; i++) { // 700 keys each
+        fake_make(&r[i], &shape_a, 0, 1, 700);
+        ATTND_CK_OK(sched_submit(b.s, &r[i].req, NULL));
+    }
+    for (int i = 17; i <= 40; i++) { // 100 keys each
+        decode(&r[i], 1);
+    }
+    // 16 rows: 2 * 700 keys of tenant 0 for 14 * 100 of tenant 1
+    fake_end(&b);
+    uint32_t rows[4];
+    count_launch(rows);
+    ck_assert_uint_eq(rows[0], 2);
+    ck_assert_uint_eq(rows[1], 14);
+    fake_end_all(&b);
+}
+END_TEST
+
+START_TEST(idle_time_is_no_credit) {
+    for (int i = 0; i < 20; i++) { // tenant 0 alone
+        decode(&r[0], 0);
+        fake_end(&b);
+    }
+    decode(&r[0], 0);
+    for (int i = 1; i <= 40; i++) {
+        decode(&r[i], i <= 20 ? 0 : 1);
+    }
+    fake_end(&b);
+    uint32_t rows[4];
+    count_launch(rows);
+    ck_assert_uint_ge(rows[0], 7); // 8 and 8, one off for the row that ran when tenant 1 came
+    ck_assert_uint_ge(rows[1], 8);
+    fake_end_all(&b);
+}
+END_TEST
+
+START_TEST(riding_along_is_a_bounded_debt) {
+    // Tenant 1 joins 40 launches that tenant 0 leads, and is charged 1000 for each of them.
+    for (int i = 0; i < 40; i++) {
+        decode(&r[0], 0);
+        fake_make(&r[1], &shape_a, 0, 1, 10);
+        fake_make(&r[2], &shape_a, 1, 1, 1000);
+        ATTND_CK_OK(sched_submit(b.s, &r[1].req, NULL));
+        ATTND_CK_OK(sched_submit(b.s, &r[2].req, NULL));
+        fake_end_all(&b);
+    }
+    // Now tenant 0 always has work of 1000 in another shape: tenant 1 waits for at most 8 + 1 of
+    // it.
+    decode(&r[0], 0);
+    fake_make(&r[1], &shape_b, 1, 1, 1000);
+    ATTND_CK_OK(sched_submit(b.s, &r[1].req, NULL));
+    int waited = 0;
+    for (int i = 2; !fake_in(&b, &r[1]); i++, waited++) {
+        ck_assert_int_le(waited, 10);
+        fake_make(&r[i], &shape_a, 0, 1, 1000);
+        ATTND_CK_OK(sched_submit(b.s, &r[i].req, NULL));
+        fake_end(&b);
+    }
+    ck_assert_int_ge(waited, 2);
+    fake_end_all(&b);
+}
+END_TEST
+
+START_TEST(share_goes_before_decodes) {
+    decode(&r[0], 0);
+    prefill(&r[1], 1, 32);
+    // Tenant 0 has been given 100, tenant 1 nothing: its prefill goes before the decode.
+    decode(&r[2], 0);
+    fake_end(&b);
+    ck_assert_uint_eq(fake_in(&b, &r[1]), 1);
+    fake_end_all(&b);
+}
+END_TEST
+
+// ---- bounds
+
+START_TEST(full_queue_is_ebusy_and_done_is_not_called) {
+    decode(&r[0], 0); // runs, waits no longer
+    for (int i = 1; i <= 48; i++) {
+        decode(&r[i], 0);
+    }
+    attnd_errinfo info;
+    fake_make(&r[49], &shape_a, 0, 1, 1);
+    ATTND_CK_ERR(sched_submit(b.s, &r[49].req, &info), ATTND_EBUSY);
+    ck_assert_str_eq(info.field, "tenant");
+    for (int i = 50; i < 64; i++) { // another tenant still may, up to 64 in all
+        decode(&r[i], 1);
+    }
+    static fake_req more[3];
+    decode(&more[0], 2);
+    decode(&more[1], 2);
+    fake_make(&more[2], &shape_a, 2, 1, 1);
+    ATTND_CK_ERR(sched_submit(b.s, &more[2].req, &info), ATTND_EBUSY);
+    ck_assert_str_eq(info.field, "queue");
+    fake_end_all(&b);
+    ck_assert_uint_eq(r[49].num_done, 0);
+    ck_assert_uint_eq(more[2].num_done, 0);
+    ATTND_CK_OK(sched_submit(b.s, &r[49].req, NULL)); // there is room again
+    fake_end_all(&b);
+    fake_check(&r[49]);
+}
+END_TEST
+
+START_TEST(what_cannot_run_is_refused) {
+    attnd_errinfo info;
+    fake_make(&r[0], &shape_a, 0, 1, 1);
+    r[0].req.num_rows = 17;
+    ATTND_CK_ERR(sched_submit(b.s, &r[0].req, &info), ATTND_EMSGSIZE);
+    ck_assert_str_eq(info.field, "num_rows");
+    r[0].req.num_rows = 0;
+    ATTND_CK_ERR(sched_submit(b.s, &r[0].req, &info), ATTND_EINVAL);
+    fake_make_copies(&r[1], 0, 0);
+    ATTND_CK_ERR(sched_submit(b.s, &r[1].req, &info), ATTND_EINVAL);
+    ck_assert_uint_eq(b.given, 0);
+}
+END_TEST
+
+START_TEST(create_refuses_bounds_of_zero) {
+    sched_backend backend = {.launch = fake_launch, .depth = 1};
+    for (int i = 0; i < 7; i++) {
+        sched_opts o = opts;
+        uint32_t *fields[] = {&o.max_queued,  &o.max_tenant_queued,    &o.max_launch_rows,
+                              &o.max_tenants, &o.max_decodes_in_a_row, &backend.depth};
+        backend.depth = 1;
+        if (i < 6) {
+            *fields[i] = 0;
+        } else {
+            o.prefill_chunk_tokens = 0;
+        }
+        sched *s = NULL;
+        ATTND_CK_ERR(sched_create(&s, &o, &backend), ATTND_EINVAL);
+        ck_assert_ptr_null(s);
+    }
+}
+END_TEST
+
+// ---- cancel and deadline
+
+START_TEST(cancel_of_a_queued_request_is_done_at_once) {
+    decode(&r[0], 0);
+    decode(&r[1], 0);
+    sched_cancel(b.s, &r[1].req);
+    ck_assert_uint_eq(r[1].num_done, 1);
+    ATTND_CK_ERR(r[1].err, ATTND_ECANCELED);
+    ATTND_CK_ERR(r[1].info.code, ATTND_ECANCELED);
+    ck_assert_ptr_null(r[1].kernel);
+    fake_end(&b);
+    ck_assert_uint_eq(b.given, 1);
+}
+END_TEST
+
+START_TEST(cancel_of_a_running_request_is_done_when_it_ended) {
+    decode(&r[0], 0);
+    sched_cancel(b.s, &r[0].req);
+    sched_cancel(b.s, &r[0].req); // twice is as once
+    ck_assert_uint_eq(r[0].num_done, 0);
+    ck_assert(!sched_idle(b.s));
+    fake_end(&b);
+    ck_assert_uint_eq(r[0].num_done, 1);
+    ATTND_CK_ERR(r[0].err, ATTND_ECANCELED);
+}
+END_TEST
+
+START_TEST(cancel_between_chunks_stops_the_rest) {
+    prefill(&r[0], 0, 320);
+    fake_end(&b);
+    ck_assert_uint_eq(b.given, 2);
+    sched_cancel(b.s, &r[0].req);
+    ck_assert_uint_eq(r[0].num_done, 0);
+    fake_end(&b);
+    ck_assert_uint_eq(r[0].num_done, 1);
+    ATTND_CK_ERR(r[0].err, ATTND_ECANCELED);
+    ck_assert_uint_eq(b.given, 2);
+    ck_assert_uint_eq(b.num, 0);
+}
+END_TEST
+
+START_TEST(cancel_in_two_launches_waits_for_both) {
+    prefill(&r[0], 0, 320);
+    ck_assert_uint_eq(b.num, 2);
+    sched_cancel(b.s, &r[0].req);
+    fake_end(&b);
+    ck_assert_uint_eq(r[0].num_done, 0);
+    fake_end(&b);
+    ck_assert_uint_eq(r[0].num_done, 1);
+    ck_assert_uint_eq(b.given, 2);
+}
+END_TEST
+
+START_TEST(cancel_of_a_finished_request_does_nothing) {
+    decode(&r[0], 0);
+    fake_end(&b);
+    sched_cancel(b.s, &r[0].req);
+    ck_assert_uint_eq(r[0].num_done, 1);
+    fake_make(&r[1], &shape_a, 0, 1, 1); // never submitted
+    sched_cancel(b.s, &r[1].req);
+    ck_assert_uint_eq(r[1].num_done, 0);
+}
+END_TEST
+
+static void cancel_arg(fake_req *req) {
+    sched_cancel(b.s, &((fake_req *)req->arg)->req);
+}
+
+START_TEST(done_may_cancel_others_in_every_state) {
+    decode(&r[0], 0);
+    for (int i = 1; i < 4; i++) {
+        decode(&r[i], 0);
+    }
+    r[0].then = cancel_arg; // queued when r[0] is done?  No: given to the backend just before
+    r[0].arg = &r[1];
+    fake_end(&b);
+    ck_assert_uint_eq(r[1].num_done, 0);
+    r[2].then = cancel_arg; // of the same launch, ended, its done still to come
+    r[2].arg = &r[3];
+    decode(&r[4], 0);
+    fake_end(&b);
+    ATTND_CK_ERR(r[1].err, ATTND_ECANCELED);
+    ATTND_CK_OK(r[3].err);
+    for (int i = 0; i < 4; i++) {
+        ck_assert_uint_eq(r[i].num_done, 1);
+    }
+    prefill(&r[5], 0, 64);
+    decode(&r[6], 0);
+    r[4].then = cancel_arg; // queued
+    r[4].arg = &r[5];
+    fake_end(&b);
+    ck_assert_uint_eq(r[5].num_done, 1);
+    fake_end_all(&b);
+    ck_assert_uint_eq(r[6].num_done, 1);
+}
+END_TEST
+
+static void submit_again(fake_req *req) {
+    uint32_t left = (uint32_t)(uintptr_t)req->arg;
+    if (left > 0) {
+        fake_make(req, &shape_a, 0, 1, 100);
+        req->then = submit_again;
+        req->arg = (void *)(uintptr_t)(left - 1);
+        ATTND_CK_OK(sched_submit(b.s, &req->req, NULL));
+    }
+}
+
+START_TEST(done_may_submit_the_same_memory_again) {
+    fake_make(&r[0], &shape_a, 0, 1, 100);
+    r[0].then = submit_again;
+    r[0].arg = (void *)(uintptr_t)5;
+    ATTND_CK_OK(sched_submit(b.s, &r[0].req, NULL));
+    fake_end_all(&b);
+    ck_assert_uint_eq(b.given, 6);
+    ck_assert_uint_eq(r[0].num_done, 1);
+}
+END_TEST
+
+START_TEST(deadline_ends_queued_and_running_requests) {
+    ck_assert_uint_eq(sched_expire(b.s, 0), UINT64_MAX);
+    for (int i = 0; i < 4; i++) {
+        fake_make(&r[i], &shape_a, 0, i == 0 ? 64 : 1, 64);
+        r[i].req.deadline_ms = (uint64_t[]){50, 40, 60, 0}[i];
+        ATTND_CK_OK(sched_submit(b.s, &r[i].req, NULL));
+    }
+    ck_assert_uint_eq(sched_expire(b.s, 39), 40);
+    ck_assert_uint_eq(sched_expire(b.s, 40), 50);
+    ATTND_CK_ERR(r[1].err, ATTND_ETIMEDOUT);
+    ck_assert_uint_eq(sched_expire(b.s, 50), 60);
+    ck_assert_uint_eq(r[0].num_done, 0); // its first chunk runs
+    fake_end(&b);
+    ck_assert_uint_eq(r[0].num_done, 1);
+    ATTND_CK_ERR(r[0].err, ATTND_ETIMEDOUT);
+    ck_assert_uint_eq(fake_in(&b, &r[2]), 1);
+    ck_assert_uint_eq(sched_expire(b.s, 1000), UINT64_MAX); // it runs: ends when that has
+    ck_assert_uint_eq(r[2].num_done, 0);
+    fake_end_all(&b);
+    ATTND_CK_ERR(r[2].err, ATTND_ETIMEDOUT);
+    ATTND_CK_OK(r[3].err);
+}
+END_TEST
+
+static void cancel_two(fake_req *req) {
+    fake_req *others = req->arg;
+    sched_cancel(b.s, &others[0].req);
+    sched_cancel(b.s, &others[1].req);
+}
+
+START_TEST(done_of_an_expired_request_may_cancel_another_expired_one) {
+    decode(&r[0], 0);
+    for (int i = 1; i < 4; i++) {
+        fake_make(&r[i], &shape_a, 0, 1, 1);
+        r[i].req.deadline_ms = i < 3 ? 10 : 0;
+        ATTND_CK_OK(sched_submit(b.s, &r[i].req, NULL));
+    }
+    r[1].then = cancel_two;
+    r[1].arg = &r[2];
+    sched_expire(b.s, 10);
+    ATTND_CK_ERR(r[1].err, ATTND_ETIMEDOUT);
+    ATTND_CK_ERR(r[2].err, ATTND_ETIMEDOUT);
+    ATTND_CK_ERR(r[3].err, ATTND_ECANCELED);
+    for (int i = 1; i < 4; i++) {
+        ck_assert_uint_eq(r[i].num_done, 1);
+    }
+    fake_end_all(&b);
+}
+END_TEST
+
+static void expire_and_free(fake_req *req) {
+    sched_expire(b.s, 100);
+    ++*(int *)req->arg;
+    free(req);
+}
+
+START_TEST(done_may_free_the_memory_and_expire_others) {
+    int freed = 0;
+    for (int i = 0; i < 4; i++) {
+        fake_req *req = malloc(sizeof(*req));
+        ck_assert_ptr_nonnull(req);
+        fake_make(req, &shape_a, 0, 1, 1);
+        req->then = expire_and_free;
+        req->arg = &freed;
+        req->req.deadline_ms = (uint64_t)i * 30; // of i = 1 to 3: in the past when they are done
+        ATTND_CK_OK(sched_submit(b.s, &req->req, NULL));
+    }
+    fake_end_all(&b);
+    ck_assert_int_eq(freed, 4);
+}
+END_TEST
+
+START_TEST(failed_launch_fails_its_requests_and_no_other) {
+    decode(&r[0], 0);
+    decode(&r[1], 0);
+    fake_end_as(&b, ATTND_EIO);
+    ATTND_CK_ERR(r[0].err, ATTND_EIO);
+    ck_assert_str_eq(r[0].info.text, "the backend says so");
+    fake_end(&b);
+    ATTND_CK_OK(r[1].err);
+    prefill(&r[2], 0, 320);
+    fake_end_as(&b, ATTND_EIO);
+    ck_assert_uint_eq(r[2].num_done, 1); // the other chunks are not run
+    ck_assert_uint_eq(b.num, 0);
+}
+END_TEST
+
+START_TEST(failed_chunk_ends_when_the_next_one_has) {
+    prefill(&r[0], 0, 320);
+    fake_end_as(&b, ATTND_EIO);
+    ck_assert_uint_eq(r[0].num_done, 0);
+    fake_end(&b);
+    ck_assert_uint_eq(r[0].num_done, 1);
+    ATTND_CK_ERR(r[0].err, ATTND_EIO);
+    ck_assert_uint_eq(b.num, 0);
+}
+END_TEST
+
+// ---- figures
+
+START_TEST(times_and_counters_add_up) {
+    prefill(&r[0], 0, 64);
+    fake_now_us += 7;
+    decode(&r[1], 0);
+    fake_now_us += 5;
+    sched_info info;
+    sched_get_info(b.s, &info);
+    ck_assert_uint_eq(info.queued, 2); // the prefill's second chunk, and the decode
+    ck_assert_uint_eq(info.running, 1);
+    fake_end_all(&b);
+    ck_assert_uint_eq(r[0].req.queue_us, 0);
+    ck_assert_uint_eq(r[0].req.run_us, 20);
+    ck_assert_uint_eq(r[1].req.queue_us, 5);
+    ck_assert_uint_eq(r[1].req.run_us, 10);
+    sched_get_info(b.s, &info);
+    ck_assert_uint_eq(info.launches, 3);
+    ck_assert_uint_eq(info.requests, 2);
+    ck_assert_uint_eq(info.rows, 3);
+    ck_assert_uint_eq(info.prefill_tokens, 64);
+    ck_assert_uint_eq(info.decode_tokens, 1);
+    ck_assert_uint_eq(info.busy_us, 30);
+    ck_assert_uint_eq(info.queued, 0);
+    ck_assert_uint_eq(info.running, 0);
+    ck_assert_str_eq(info.last.kernel, "fake");
+}
+END_TEST
+
+// ---- anything at all
+
+static uint64_t state = 1;
+
+static uint32_t below(uint32_t n) { // xorshift64
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 33) % n;
+}
+
+static void random_request(fake_req *req) {
+    fake_make(req, below(2) ? &shape_a : &shape_b, below(4), 0, 0);
+    req->req.num_rows = 0;
+    bool decodes = below(2);
+    for (uint32_t n = 1 + below(FAKE_MAX_ROWS); n > 0; n--) {
+        int32_t q_len = (int32_t)(decodes ? below(9) : below(100));
+        fake_row(req, q_len, q_len + (int32_t)below(50));
+    }
+    req->req.deadline_ms = below(8) ? 0 : 1 + below(200);
+}
+
+static void check_launches(void) {
+    for (uint32_t i = 0; i < b.num; i++) {
+        const attn_params *p = &b.launches[i]->params;
+        ck_assert_uint_le(p->num_rows, 16);
+        int32_t tokens = 0;
+        bool prefills = false;
+        for (uint32_t k = 0; k < p->num_rows; k++) {
+            const fake_req *req = p->rows[k].q;
+            ck_assert_int_eq(req->req.shape->head_dim, p->shape.head_dim);
+            tokens += p->rows[k].q_count;
+            prefills = prefills || p->rows[k].q_len > SCHED_DECODE_TOKENS;
+        }
+        ck_assert(!prefills || tokens <= 32);
+    }
+}
+
+START_TEST(random_work_is_computed_once_and_done_once) {
+    state = (uint64_t)_i * 2654435761u + 1;
+    fake_open(&b, opts, 1 + (uint32_t)_i % 3);
+    uint32_t submitted = 0, done = 0;
+    bool live[64] = {false};
+    for (int n = 0; n < 20000; n++) {
+        uint32_t i = below(64);
+        if (live[i] && r[i].num_done == 1) {
+            live[i] = false;
+            done++;
+            if (r[i].err == ATTND_OK) {
+                fake_check(&r[i]);
+            }
+        } else if (!live[i]) {
+            random_request(&r[i]);
+            live[i] = sched_submit(b.s, &r[i].req, NULL) == ATTND_OK;
+            submitted += live[i];
+        } else if (below(16) == 0) {
+            sched_cancel(b.s, &r[i].req);
+        }
+        if (b.num > 0 && below(3) == 0) {
+            fake_end_as(&b, below(50) ? ATTND_OK : ATTND_EIO);
+        }
+        if (below(100) == 0) {
+            sched_expire(b.s, below(200));
+        }
+        check_launches();
+    }
+    fake_end_all(&b);
+    for (int i = 0; i < 64; i++) {
+        done += live[i] && r[i].num_done == 1;
+    }
+    ck_assert_uint_eq(done, submitted);
+    ck_assert_uint_gt(submitted, 3000);
+    fake_close(&b);
+}
+END_TEST
+
+static TCase *with(const char *name, void (*open)(void)) {
+    TCase *t = tcase_create(name);
+    tcase_add_checked_fixture(t, open, teardown);
+    return t;
+}
+
+static Suite *suite(void) {
+    Suite *s = suite_create("sched");
+    TCase *t = with("batching", setup);
+    tcase_add_test(t, idle_backend_gets_work_at_once);
+    tcase_add_test(t, work_gathers_while_the_backend_is_busy);
+    tcase_add_test(t, launch_holds_one_shape);
+    tcase_add_test(t, decodes_and_prefills_run_apart);
+    tcase_add_test(t, eight_query_tokens_are_a_decode_and_nine_are_not);
+    tcase_add_test(t, times_and_counters_add_up);
+    suite_add_tcase(s, t);
+
+    t = with("policy", setup);
+    tcase_add_test(t, decode_waits_for_one_chunk_and_one_decode_launch);
+    tcase_add_test(t, prefill_gets_a_chunk_after_three_decode_launches);
+    tcase_add_test(t, long_prefill_is_not_starved_by_short_ones);
+    tcase_add_test(t, weights_three_to_one_give_twelve_rows_to_four);
+    tcase_add_test(t, share_is_by_cost_not_by_requests);
+    tcase_add_test(t, idle_time_is_no_credit);
+    tcase_add_test(t, riding_along_is_a_bounded_debt);
+    tcase_add_test(t, share_goes_before_decodes);
+    suite_add_tcase(s, t);
+
+    t = with("ending", setup);
+    tcase_add_test(t, full_queue_is_ebusy_and_done_is_not_called);
+    tcase_add_test(t, what_cannot_run_is_refused);
+    tcase_add_test(t, cancel_of_a_queued_request_is_done_at_once);
+    tcase_add_test(t, cancel_of_a_running_request_is_done_when_it_ended);
+    tcase_add_test(t, cancel_between_chunks_stops_the_rest);
+    tcase_add_test(t, cancel_of_a_finished_request_does_nothing);
+    tcase_add_test(t, done_may_cancel_others_in_every_state);
+    tcase_add_test(t, done_may_submit_the_same_memory_again);
+    tcase_add_test(t, deadline_ends_queued_and_running_requests);
+    tcase_add_test(t, done_of_an_expired_request_may_cancel_another_expired_one);
+    tcase_add_test(t, done_may_free_the_memory_and_expire_others);
+    tcase_add_test(t, failed_launch_fails_its_requests_and_no_other);
+    suite_add_tcase(s, t);
+
+    t = with("depth", setup_deep);
+    tcase_add_test(t, deep_backend_gets_two_launches);
+    tcase_add_test(t, cancel_in_two_launches_waits_for_both);
+    tcase_add_test(t, failed_chunk_ends_when_the_next_one_has);
+    suite_add_tcase(s, t);
+
+    t = tcase_create("whole");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, create_refuses_bounds_of_zero);
+    tcase_add_loop_test(t, random_work_is_computed_once_and_done_once, 0, 12);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+CHECK_MAIN(suite)
