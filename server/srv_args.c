@@ -1,0 +1,106 @@
+// The command line, and the configuration that follows from it and the file.
+#include "server/srv_args.h"
+
+#include <getopt.h>
+#include <string.h>
+
+const char *srv_args_usage(void) {
+    return "usage: attnd [--listen URL]... [--config FILE] [--set SECTION.KEY=VALUE]...\n"
+           "  --listen URL       ipc://PATH or tcp://HOST:PORT; over server.listen\n"
+           "  --config FILE      INI file, see deploy/attnd.conf\n"
+           "  --set KEY=VALUE    one key of the file, such as cache.memory=4GiB; over the file\n"
+           "  --check-config     read file and flags, say what is wrong, and exit\n"
+           "  --dump-config      write the configuration as a file, and exit\n"
+           "  --help, --version\n";
+}
+
+static attnd_err add_listen(srv_args *args, const char *url, attnd_errinfo *info) {
+    size_t used = strlen(args->listen);
+    if (used + 1 + strlen(url) + 1 > sizeof(args->listen)) {
+        return attnd_fail(info, ATTND_EINVAL, "listen", "the URLs of --listen are too long");
+    }
+    if (used) {
+        strcat(args->listen, " ");
+    }
+    strcat(args->listen, url);
+    return ATTND_OK;
+}
+
+static attnd_err add_set(srv_args *args, const char *set, attnd_errinfo *info) {
+    if (!strchr(set, '=')) {
+        return attnd_fail(info, ATTND_EINVAL, "set", "--set %.64s: not KEY=VALUE", set);
+    }
+    if (args->num_sets == SRV_ARGS_MAX_SETS) {
+        return attnd_fail(info, ATTND_EINVAL, "set", "more than %d --set", SRV_ARGS_MAX_SETS);
+    }
+    args->sets[args->num_sets++] = set;
+    return ATTND_OK;
+}
+
+attnd_err srv_args_parse(srv_args *args, int argc, char **argv, attnd_errinfo *info) {
+    static const struct option options[] = {
+        {"listen", required_argument, NULL, 'l'}, {"config", required_argument, NULL, 'c'},
+        {"set", required_argument, NULL, 's'},    {"check-config", no_argument, NULL, 'k'},
+        {"dump-config", no_argument, NULL, 'd'},  {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},      {NULL, 0, NULL, 0},
+    };
+    memset(args, 0, sizeof(*args));
+    attnd_err err = ATTND_OK;
+    optind = 1;
+    opterr = 0;
+    for (int c; !err && (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        switch (c) {
+        case 'l':
+            err = add_listen(args, optarg, info);
+            break;
+        case 'c':
+            args->config = optarg;
+            break;
+        case 's':
+            err = add_set(args, optarg, info);
+            break;
+        case 'k':
+            args->mode = SRV_ARGS_CHECK_CONFIG;
+            break;
+        case 'd':
+            args->mode = SRV_ARGS_DUMP_CONFIG;
+            break;
+        case 'h':
+            args->mode = SRV_ARGS_HELP;
+            break;
+        case 'v':
+            args->mode = SRV_ARGS_VERSION;
+            break;
+        default:
+            err = attnd_fail(info, ATTND_EINVAL, "", "%.64s: unknown, or its value is missing",
+                             argv[optind - 1]);
+        }
+    }
+    if (!err && optind < argc) {
+        err = attnd_fail(info, ATTND_EINVAL, "", "%.64s: attnd takes no arguments", argv[optind]);
+    }
+    return err;
+}
+
+static attnd_err apply_set(srv_conf *conf, const char *set, attnd_errinfo *info) {
+    char key[2 * SRV_CONF_NAME_BYTES];
+    const char *eq = strchr(set, '=');
+    if ((size_t)(eq - set) >= sizeof(key)) {
+        return attnd_fail(info, ATTND_EINVAL, "set", "--set: a key is too long");
+    }
+    memcpy(key, set, (size_t)(eq - set));
+    key[eq - set] = '\0';
+    return srv_conf_set(conf, key, eq + 1, info);
+}
+
+attnd_err srv_args_conf(const srv_args *args, srv_conf *conf, attnd_errinfo *info) {
+    srv_conf_init(conf);
+    attnd_err err = args->config ? srv_conf_load(conf, args->config, info) : ATTND_OK;
+    if (!err && args->listen[0]) {
+        err = srv_conf_set(conf, "server.listen", args->listen, info);
+    }
+    for (int i = 0; i < args->num_sets && !err; i++) {
+        err = apply_set(conf, args->sets[i], info);
+    }
+    return err ? err : srv_conf_check(conf, info);
+}

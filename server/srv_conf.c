@@ -1,0 +1,365 @@
+// Values of configuration keys: text to number and back, by the row of the table.
+//
+// A value is parsed into a local, checked against its row, and only then stored, so that a refused
+// value changes nothing.  Printing gives the largest unit that divides the number, so that what is
+// printed reads back as itself.
+#include "server/srv_conf.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct unit {
+    const char *name;
+    uint64_t factor;
+} unit;
+
+static const unit size_units[] = {
+    {"GiB", 1ull << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"", 1}, {NULL, 0}};
+static const unit time_units[] = {{"s", 1000}, {"ms", 1}, {"", 1}, {NULL, 0}};
+static const unit no_units[] = {{"", 1}, {NULL, 0}};
+
+static const unit *units_of(srv_conf_type type) {
+    return type == SRV_CONF_SIZE ? size_units : type == SRV_CONF_TIME ? time_units : no_units;
+}
+
+static attnd_err parse_number(const srv_conf_key *key, const char *text, uint64_t *out,
+                              attnd_errinfo *info) {
+    char *end = NULL;
+    errno = 0;
+    uint64_t value = strtoull(text, &end, key->type == SRV_CONF_MODE ? 8 : 10);
+    if (!isdigit((unsigned char)text[0]) || errno) {
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is not a number", key->name,
+                          text);
+    }
+    const unit *u = units_of(key->type);
+    while (u->name && strcmp(u->name, end) != 0) {
+        u++;
+    }
+    if (!u->name) {
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" has an unknown unit",
+                          key->name, text);
+    }
+    if (__builtin_mul_overflow(value, u->factor, &value) || value < key->min || value > key->max) {
+        return attnd_fail(info, ATTND_EINVAL, key->name,
+                          "%s: \"%.32s\" is not between %" PRIu64 " and %" PRIu64, key->name, text,
+                          key->min, key->max);
+    }
+    *out = value;
+    return ATTND_OK;
+}
+
+static attnd_err parse_bool(const srv_conf_key *key, const char *text, bool *out,
+                            attnd_errinfo *info) {
+    if (strcmp(text, "on") != 0 && strcmp(text, "off") != 0) {
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is neither on nor off",
+                          key->name, text);
+    }
+    *out = strcmp(text, "on") == 0;
+    return ATTND_OK;
+}
+
+static bool has_word(const char *words, const char *word) {
+    size_t len = strcspn(word, " ");
+    for (const char *p = words; len && !word[len] && (p = strstr(p, word)); p += len) {
+        if ((p == words || p[-1] == ' ') && (p[len] == ' ' || !p[len])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static attnd_err check_text(const srv_conf_key *key, const char *text, attnd_errinfo *info) {
+    if (strlen(text) >= SRV_CONF_TEXT_BYTES) {
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: longer than %d bytes", key->name,
+                          SRV_CONF_TEXT_BYTES - 1);
+    }
+    if (key->choices && !has_word(key->choices, text)) {
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is none of: %s", key->name,
+                          text, key->choices);
+    }
+    return ATTND_OK;
+}
+
+static attnd_err parse_uids(srv_conf_tenant *tenant, const char *text, attnd_errinfo *info) {
+    uint32_t list[SRV_CONF_MAX_UIDS], num = 0;
+    for (const char *p = text; *p;) {
+        char *end = NULL;
+        errno = 0;
+        unsigned long long uid = strtoull(p, &end, 10);
+        if (!isdigit((unsigned char)*p) || errno || uid >= UINT32_MAX || (*end && *end != ' ')) {
+            return attnd_fail(info, ATTND_EINVAL, "uids", "uids: \"%.64s\" is not a user id", p);
+        }
+        if (num == SRV_CONF_MAX_UIDS) {
+            return attnd_fail(info, ATTND_EINVAL, "uids", "uids: more than %d", SRV_CONF_MAX_UIDS);
+        }
+        list[num++] = (uint32_t)uid;
+        p = end + strspn(end, " ");
+    }
+    memcpy(tenant->uid_list, list, sizeof(list[0]) * num);
+    tenant->num_uids = num;
+    return ATTND_OK;
+}
+
+// store parses text and writes the value of a key into base (an srv_conf or an srv_conf_tenant).
+static attnd_err store(void *base, const srv_conf_key *key, const char *text, attnd_errinfo *info) {
+    void *field = (char *)base + key->offset;
+    switch (key->type) {
+    case SRV_CONF_COUNT:
+    case SRV_CONF_SIZE:
+    case SRV_CONF_TIME:
+    case SRV_CONF_MODE:
+        return parse_number(key, text, field, info);
+    case SRV_CONF_BOOL:
+        return parse_bool(key, text, field, info);
+    case SRV_CONF_TEXT:
+    case SRV_CONF_CHOICE:
+        break;
+    }
+    attnd_err err = check_text(key, text, info);
+    if (!err && key->offset == offsetof(srv_conf_tenant, uids) &&
+        strcmp(key->section, "tenant") == 0) {
+        err = parse_uids(base, text, info);
+    }
+    if (!err) {
+        strcpy(field, text);
+    }
+    return err;
+}
+
+static void print(const void *base, const srv_conf_key *key, char out[SRV_CONF_TEXT_BYTES]) {
+    const void *field = (const char *)base + key->offset;
+    if (key->type == SRV_CONF_TEXT || key->type == SRV_CONF_CHOICE) {
+        snprintf(out, SRV_CONF_TEXT_BYTES, "%s", (const char *)field);
+        return;
+    }
+    if (key->type == SRV_CONF_BOOL) {
+        snprintf(out, SRV_CONF_TEXT_BYTES, "%s", *(const bool *)field ? "on" : "off");
+        return;
+    }
+    uint64_t value;
+    memcpy(&value, field, sizeof(value));
+    if (key->type == SRV_CONF_MODE) {
+        snprintf(out, SRV_CONF_TEXT_BYTES, "%04" PRIo64, value);
+        return;
+    }
+    const unit *u = units_of(key->type);
+    while (u->factor > 1 && (value == 0 || value % u->factor)) {
+        u++;
+    }
+    snprintf(out, SRV_CONF_TEXT_BYTES, "%" PRIu64 "%s", value / u->factor, u->name);
+}
+
+// split cuts "section.key" at its last dot, so that a tenant's name may hold dots.
+static bool split(const char *full, char section[SRV_CONF_NAME_BYTES + 8], const char **name) {
+    const char *dot = strrchr(full, '.');
+    if (!dot || (size_t)(dot - full) >= SRV_CONF_NAME_BYTES + 8) {
+        return false;
+    }
+    memcpy(section, full, (size_t)(dot - full));
+    section[dot - full] = '\0';
+    *name = dot + 1;
+    return true;
+}
+
+// tenant_name returns the NAME of "tenant NAME", NULL for another section.
+static const char *tenant_name(const char *section) {
+    return strncmp(section, "tenant ", 7) == 0 && section[7] ? section + 7 : NULL;
+}
+
+const srv_conf_key *srv_conf_find(const char *key) {
+    char section[SRV_CONF_NAME_BYTES + 8];
+    const char *name;
+    if (!split(key, section, &name)) {
+        return NULL;
+    }
+    if (strcmp(section, "tenant") == 0) {
+        return NULL;
+    }
+    const char *wanted = tenant_name(section) ? "tenant" : section;
+    for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
+        if (strcmp(k->section, wanted) == 0 && strcmp(k->name, name) == 0) {
+            return k;
+        }
+    }
+    return NULL;
+}
+
+// distance is the number of letters to insert, delete or change from a to b (Levenshtein).
+static size_t distance(const char *a, const char *b) {
+    size_t row[2 * SRV_CONF_NAME_BYTES];
+    size_t len = strlen(b);
+    if (len >= sizeof(row) / sizeof(row[0])) {
+        return SIZE_MAX;
+    }
+    for (size_t j = 0; j <= len; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 0; a[i]; i++) {
+        size_t diagonal = row[0];
+        row[0] = i + 1;
+        for (size_t j = 0; j < len; j++) {
+            size_t change = diagonal + (a[i] != b[j]);
+            size_t shift = (row[j] < row[j + 1] ? row[j] : row[j + 1]) + 1;
+            diagonal = row[j + 1];
+            row[j + 1] = change < shift ? change : shift;
+        }
+    }
+    return row[len];
+}
+
+static attnd_err unknown_key(const char *key, attnd_errinfo *info) {
+    size_t best = SIZE_MAX;
+    char nearest[SRV_CONF_NAME_BYTES] = "";
+    for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
+        char full[SRV_CONF_NAME_BYTES];
+        snprintf(full, sizeof(full), "%s.%s", k->section, k->name);
+        size_t d = distance(full, key);
+        if (d < best) {
+            best = d;
+            memcpy(nearest, full, sizeof(nearest));
+        }
+    }
+    return attnd_fail(info, ATTND_ENOENT, "key", "unknown key %.64s, the nearest is %s", key,
+                      nearest);
+}
+
+static srv_conf_tenant *find_tenant(srv_conf *conf, const char *name) {
+    for (uint32_t i = 0; i < conf->num_tenants; i++) {
+        if (strcmp(conf->tenants[i].name, name) == 0) {
+            return &conf->tenants[i];
+        }
+    }
+    return NULL;
+}
+
+static void init_section(void *base, bool tenant) {
+    for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
+        if ((strcmp(k->section, "tenant") == 0) == tenant) {
+            attnd_err err = store(base, k, k->fallback, NULL);
+            ATTND_ASSERT(!err);
+        }
+    }
+}
+
+static attnd_err add_tenant(srv_conf *conf, const char *name, attnd_errinfo *info) {
+    if (strlen(name) >= SRV_CONF_NAME_BYTES) {
+        return attnd_fail(info, ATTND_EINVAL, "tenant", "a tenant's name is longer than %d bytes",
+                          SRV_CONF_NAME_BYTES - 1);
+    }
+    if (conf->num_tenants == SRV_CONF_MAX_TENANTS) {
+        return attnd_fail(info, ATTND_EINVAL, "tenant", "more than %d tenants",
+                          SRV_CONF_MAX_TENANTS);
+    }
+    srv_conf_tenant *tenant = &conf->tenants[conf->num_tenants];
+    memset(tenant, 0, sizeof(*tenant));
+    init_section(tenant, true);
+    strcpy(tenant->name, name);
+    return ATTND_OK;
+}
+
+void srv_conf_init(srv_conf *conf) {
+    memset(conf, 0, sizeof(*conf));
+    init_section(conf, false);
+    attnd_err err = add_tenant(conf, "default", NULL);
+    ATTND_ASSERT(!err);
+    conf->num_tenants = 1;
+}
+
+attnd_err srv_conf_set(srv_conf *conf, const char *key, const char *value, attnd_errinfo *info) {
+    const srv_conf_key *row = srv_conf_find(key);
+    if (!row) {
+        return unknown_key(key, info);
+    }
+    char section[SRV_CONF_NAME_BYTES + 8];
+    const char *name;
+    split(key, section, &name);
+    const char *who = tenant_name(section);
+    if (!who) {
+        return store(conf, row, value, info);
+    }
+    srv_conf_tenant *tenant = find_tenant(conf, who);
+    bool fresh = !tenant;
+    if (fresh) {
+        attnd_err err = add_tenant(conf, who, info);
+        if (err) {
+            return err;
+        }
+        tenant = &conf->tenants[conf->num_tenants];
+    }
+    attnd_err err = store(tenant, row, value, info);
+    conf->num_tenants += fresh && !err;
+    return err;
+}
+
+attnd_err srv_conf_get(const srv_conf *conf, const char *key, char out[SRV_CONF_TEXT_BYTES],
+                       attnd_errinfo *info) {
+    const srv_conf_key *row = srv_conf_find(key);
+    if (!row) {
+        return unknown_key(key, info);
+    }
+    char section[SRV_CONF_NAME_BYTES + 8];
+    const char *name;
+    split(key, section, &name);
+    const char *who = tenant_name(section);
+    const void *base = who ? (const void *)find_tenant((srv_conf *)conf, who) : conf;
+    if (!base) {
+        return attnd_fail(info, ATTND_ENOENT, "key", "no tenant of that name is configured");
+    }
+    print(base, row, out);
+    return ATTND_OK;
+}
+
+void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, const char *value),
+                   void *arg) {
+    char full[2 * SRV_CONF_NAME_BYTES], value[SRV_CONF_TEXT_BYTES];
+    for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
+        if (strcmp(k->section, "tenant") != 0) {
+            snprintf(full, sizeof(full), "%s.%s", k->section, k->name);
+            print(conf, k, value);
+            cb(arg, full, value);
+        }
+    }
+    for (uint32_t i = 0; i < conf->num_tenants; i++) {
+        for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
+            if (strcmp(k->section, "tenant") == 0) {
+                snprintf(full, sizeof(full), "tenant %s.%s", conf->tenants[i].name, k->name);
+                print(&conf->tenants[i], k, value);
+                cb(arg, full, value);
+            }
+        }
+    }
+}
+
+attnd_err srv_conf_check(const srv_conf *conf, attnd_errinfo *info) {
+    if (conf->connection_bytes < conf->message_bytes) {
+        return attnd_fail(info, ATTND_EINVAL, "connection_memory",
+                          "limits.connection_memory is less than limits.message");
+    }
+    if (conf->slab_bytes % 256) {
+        return attnd_fail(info, ATTND_EINVAL, "slab", "cache.slab is not a multiple of 256 bytes");
+    }
+    if (conf->memory_bytes < conf->slab_bytes) {
+        return attnd_fail(info, ATTND_EINVAL, "memory", "cache.memory is less than cache.slab");
+    }
+    if (conf->launch_rows < conf->step_seqs) {
+        return attnd_fail(info, ATTND_EINVAL, "launch_rows",
+                          "compute.launch_rows is less than limits.step_seqs: one attend would not "
+                          "fit a launch");
+    }
+    if (!conf->listen[0]) {
+        return attnd_fail(info, ATTND_EINVAL, "listen", "server.listen is empty");
+    }
+    return ATTND_OK;
+}
+
+bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid) {
+    for (uint32_t i = 0; i < tenant->num_uids; i++) {
+        if (tenant->uid_list[i] == uid) {
+            return true;
+        }
+    }
+    return tenant->num_uids == 0;
+}

@@ -1,0 +1,115 @@
+// srv_conf is the configuration of the daemon: one table of keys, from which the INI file, --set
+// flags, config_get, config_set, --dump-config and deploy/attnd.conf all follow.  Order of
+// precedence: defaults, file, flags.  Loop thread only.
+//
+// Values are text in the file's syntax: a count "64"; a size "512KiB", "64MiB", "2GiB" or plain
+// bytes; a time "30s", "250ms" or plain milliseconds; "on" or "off"; an octal mode "0660"; a choice
+// of words; text.
+#ifndef ATTND_SERVER_SRV_CONF_H
+#define ATTND_SERVER_SRV_CONF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "proto/err.h"
+
+enum {
+    SRV_CONF_TEXT_BYTES = 512,
+    SRV_CONF_NAME_BYTES = 64, // of a tenant; also "section.key"
+    SRV_CONF_MAX_TENANTS = 64,
+    SRV_CONF_MAX_UIDS = 32, // of one tenant
+};
+
+typedef struct srv_conf_tenant {
+    char name[SRV_CONF_NAME_BYTES];
+    char uids[SRV_CONF_TEXT_BYTES];       // as written
+    uint32_t uid_list[SRV_CONF_MAX_UIDS]; // [num_uids]; none = any user may be this tenant
+    uint32_t num_uids;
+    uint64_t quota_blocks; // 0 = none
+    uint64_t share;
+} srv_conf_tenant;
+
+typedef struct srv_conf {
+    // [server]
+    char listen[SRV_CONF_TEXT_BYTES]; // URLs, separated by spaces
+    char admin[SRV_CONF_TEXT_BYTES];  // "" = the first ipc:// URL of listen with ".admin" appended
+    uint64_t socket_mode, admin_mode;
+    char log_level[SRV_CONF_TEXT_BYTES];
+    uint64_t drain_timeout_ms;
+    // [cache]
+    uint64_t memory_bytes, slab_bytes;
+    uint64_t block_tokens, max_blocks, max_sequences, max_seq_blocks, max_models;
+    // [compute]
+    uint64_t threads;
+    char isa[SRV_CONF_TEXT_BYTES];
+    bool deterministic;
+    uint64_t prefill_chunk_tokens, decodes_in_a_row, launch_rows;
+    // [limits]
+    uint64_t message_bytes, connection_bytes, connections, in_flight;
+    uint64_t send_timeout_ms, hello_timeout_ms;
+    uint64_t steps, step_seqs, step_rows, step_bytes, queue, tenant_queue;
+    // [tenant NAME]; the first one is "default", which is always there
+    srv_conf_tenant tenants[SRV_CONF_MAX_TENANTS];
+    uint32_t num_tenants;
+} srv_conf;
+
+typedef enum srv_conf_type {
+    SRV_CONF_TEXT,
+    SRV_CONF_COUNT,
+    SRV_CONF_SIZE, // bytes
+    SRV_CONF_TIME, // ms
+    SRV_CONF_BOOL,
+    SRV_CONF_MODE,   // octal
+    SRV_CONF_CHOICE, // one of the words in `choices`
+} srv_conf_type;
+
+// srv_conf_key is one row of the table.
+typedef struct srv_conf_key {
+    const char *section; // "tenant" stands for every [tenant NAME]
+    const char *name;
+    srv_conf_type type;
+    size_t offset;        // in srv_conf, or in srv_conf_tenant
+    const char *fallback; // the default, as text
+    uint64_t min, max;
+    const char *choices; // separated by spaces; NULL = none
+    bool reloadable;     // takes effect on SIGHUP and config_set, else at the next start
+    const char *doc;     // one sentence or two
+} srv_conf_key;
+
+extern const srv_conf_key srv_conf_keys[]; // ends with section NULL
+
+// srv_conf_init fills in the defaults.
+void srv_conf_init(srv_conf *conf);
+
+// srv_conf_load reads an INI file over conf.  ATTND_EINVAL or ATTND_EIO with "file:line: what" in
+// *info; an unknown key is an error that names the nearest one.  conf is then half changed.
+attnd_err srv_conf_load(srv_conf *conf, const char *path, attnd_errinfo *info);
+
+// srv_conf_set sets one key, "section.key" or "tenant NAME.key".  ATTND_EINVAL, and ATTND_ENOENT
+// for a key that does not exist; conf is then as it was.
+attnd_err srv_conf_set(srv_conf *conf, const char *key, const char *value, attnd_errinfo *info);
+
+// srv_conf_get writes the value of a key as text.  ATTND_ENOENT.
+attnd_err srv_conf_get(const srv_conf *conf, const char *key, char out[SRV_CONF_TEXT_BYTES],
+                       attnd_errinfo *info);
+
+// srv_conf_find returns the row of "section.key" or "tenant NAME.key", NULL for none.
+const srv_conf_key *srv_conf_find(const char *key);
+
+// srv_conf_check checks what spans several keys (message limit below the connection's, and so on).
+attnd_err srv_conf_check(const srv_conf *conf, attnd_errinfo *info);
+
+// srv_conf_each calls cb with every "section.key" and its value as text, in table order.
+void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, const char *value),
+                   void *arg);
+
+// srv_conf_dump writes the configuration as an INI file that reads back as itself.
+void srv_conf_dump(const srv_conf *conf, FILE *out);
+
+// srv_conf_admits is true when a user may be that tenant; uid UINT32_MAX = not known (tcp), which
+// only a tenant without uids admits.
+bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid);
+
+#endif

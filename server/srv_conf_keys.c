@@ -1,0 +1,93 @@
+// The table of configuration keys.  Everything else about a key (parsing, limits, dump, reload,
+// the reference in deploy/attnd.conf and the test that holds it to this table) follows from its
+// row.  Sizes of pools are here because the daemon allocates nothing later.
+#include "server/srv_conf.h"
+
+#define GIB    (1ull << 30)
+#define MIB    (1ull << 20)
+#define KIB    (1ull << 10)
+#define DAY_MS (24ull * 3600 * 1000)
+
+#define CONF(field)   offsetof(srv_conf, field)
+#define TENANT(field) offsetof(srv_conf_tenant, field)
+
+// section, name, type, offset, default, min, max, choices, reloadable, doc
+const srv_conf_key srv_conf_keys[] = {
+    {"server", "listen", SRV_CONF_TEXT, CONF(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
+     false, "URLs to listen on, separated by spaces: ipc://PATH and tcp://HOST:PORT."},
+    {"server", "admin", SRV_CONF_TEXT, CONF(admin), "", 0, 0, NULL, false,
+     "URL of the administration socket, ipc:// only; empty: the first ipc:// URL of listen with "
+     ".admin appended."},
+    {"server", "socket_mode", SRV_CONF_MODE, CONF(socket_mode), "0660", 0, 0777, NULL, false,
+     "Permissions of the ipc:// sockets that clients use."},
+    {"server", "admin_mode", SRV_CONF_MODE, CONF(admin_mode), "0600", 0, 0777, NULL, false,
+     "Permissions of the administration socket."},
+    {"server", "log_level", SRV_CONF_CHOICE, CONF(log_level), "info", 0, 0, "error warn info debug",
+     true, "The least severe events that are logged."},
+    {"server", "drain_timeout", SRV_CONF_TIME, CONF(drain_timeout_ms), "30s", 0, DAY_MS, NULL, true,
+     "How long SIGTERM waits for running work before it is aborted."},
+
+    {"cache", "memory", SRV_CONF_SIZE, CONF(memory_bytes), "1GiB", MIB, 64ull << 40, NULL, false,
+     "Size of the arena that KV blocks lie in."},
+    {"cache", "slab", SRV_CONF_SIZE, CONF(slab_bytes), "32MiB", 64 * KIB, 4 * GIB, NULL, false,
+     "Unit in which models of different block size share the arena; a multiple of 256."},
+    {"cache", "block_tokens", SRV_CONF_COUNT, CONF(block_tokens), "64", 1, 4096, NULL, false,
+     "Tokens a block for models that do not ask for a number."},
+    {"cache", "max_blocks", SRV_CONF_COUNT, CONF(max_blocks), "1048576", 1, 1u << 28, NULL, false,
+     "Blocks of all sizes together that can be kept track of."},
+    {"cache", "max_sequences", SRV_CONF_COUNT, CONF(max_sequences), "4096", 1, 1u << 20, NULL,
+     false, "Sequences of all clients."},
+    {"cache", "max_seq_blocks", SRV_CONF_COUNT, CONF(max_seq_blocks), "8192", 1, 1u << 24, NULL,
+     false, "Longest block table of a sequence in one layer group."},
+    {"cache", "max_models", SRV_CONF_COUNT, CONF(max_models), "64", 1, 4096, NULL, false,
+     "Models open at once."},
+
+    {"compute", "threads", SRV_CONF_COUNT, CONF(threads), "0", 0, 4096, NULL, false,
+     "Compute threads; 0: the processors of the affinity mask."},
+    {"compute", "isa", SRV_CONF_TEXT, CONF(isa), "", 0, 0, NULL, false,
+     "Instruction set of the CPU kernels, such as scalar, avx2, avx512, neon; empty: the best "
+     "there is."},
+    {"compute", "deterministic", SRV_CONF_BOOL, CONF(deterministic), "off", 0, 1, NULL, false,
+     "The bits of an output depend on its sequence alone, never on what else runs."},
+    {"compute", "prefill_chunk", SRV_CONF_COUNT, CONF(prefill_chunk_tokens), "512", 8, 1u << 20,
+     NULL, false, "Query tokens of one chunk of a prefill; a decode waits for at most one."},
+    {"compute", "decodes_in_a_row", SRV_CONF_COUNT, CONF(decodes_in_a_row), "8", 1, 1u << 20, NULL,
+     false, "Decode launches before a waiting prefill gets a chunk."},
+    {"compute", "launch_rows", SRV_CONF_COUNT, CONF(launch_rows), "4096", 1, 1u << 20, NULL, false,
+     "Largest launch, in rows (sequences of one layer)."},
+
+    {"limits", "message", SRV_CONF_SIZE, CONF(message_bytes), "64MiB", 64 * KIB, 256 * MIB, NULL,
+     false, "Largest message; a longer one closes its connection."},
+    {"limits", "connection_memory", SRV_CONF_SIZE, CONF(connection_bytes), "256MiB", 64 * KIB,
+     64 * GIB, NULL, false,
+     "Bytes of requests and unread replies of one connection; above it requests are refused."},
+    {"limits", "connections", SRV_CONF_COUNT, CONF(connections), "128", 1, 4096, NULL, false,
+     "Clients connected at once; further ones are closed at once."},
+    {"limits", "in_flight", SRV_CONF_COUNT, CONF(in_flight), "64", 1, 1024, NULL, false,
+     "Requests of one connection without a reply; above it requests are refused, above twice it "
+     "the connection is closed."},
+    {"limits", "send_timeout", SRV_CONF_TIME, CONF(send_timeout_ms), "10s", 10, DAY_MS, NULL, true,
+     "How long a reply may wait for its client to read; then the connection is closed."},
+    {"limits", "hello_timeout", SRV_CONF_TIME, CONF(hello_timeout_ms), "10s", 10, DAY_MS, NULL,
+     true, "How long a connection may stay without a session."},
+    {"limits", "steps", SRV_CONF_COUNT, CONF(steps), "256", 1, 65536, NULL, false,
+     "Steps open or waiting for blocks at once, all clients."},
+    {"limits", "step_seqs", SRV_CONF_COUNT, CONF(step_seqs), "1024", 1, 1024, NULL, false,
+     "Sequences of one step."},
+    {"limits", "step_rows", SRV_CONF_COUNT, CONF(step_rows), "65536", 1, 65536, NULL, false,
+     "Query rows of one step, all its sequences."},
+    {"limits", "step_memory", SRV_CONF_SIZE, CONF(step_bytes), "512KiB", KIB, GIB, NULL, false,
+     "Memory of one step for its positions, tree masks and moves of accepted rows."},
+    {"limits", "queue", SRV_CONF_COUNT, CONF(queue), "4096", 1, 1u << 20, NULL, false,
+     "Attends that wait for the compute threads, all clients."},
+    {"limits", "tenant_queue", SRV_CONF_COUNT, CONF(tenant_queue), "2048", 1, 1u << 20, NULL, false,
+     "Attends of one tenant that wait for the compute threads."},
+
+    {"tenant", "uids", SRV_CONF_TEXT, TENANT(uids), "", 0, 0, NULL, true,
+     "User ids that may be this tenant, separated by spaces; empty: every user."},
+    {"tenant", "quota_blocks", SRV_CONF_COUNT, TENANT(quota_blocks), "0", 0, 1u << 28, NULL, true,
+     "Blocks that the tenant's sequences may hold, of any size; 0: no quota."},
+    {"tenant", "share", SRV_CONF_COUNT, TENANT(share), "1", 1, 1000, NULL, true,
+     "Weight of the tenant when the compute threads are fought for."},
+    {NULL, NULL, SRV_CONF_TEXT, 0, NULL, 0, 0, NULL, false, NULL},
+};

@@ -1,0 +1,306 @@
+// The configuration: every type of value, limits, names, the file with its line numbers, and that
+// what is dumped reads back as itself.
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/srv_conf.h"
+#include "tests/check_main.h"
+
+static srv_conf conf;
+static attnd_errinfo info;
+static char path[64];
+
+static void setup(void) {
+    srv_conf_init(&conf);
+    memset(&info, 0, sizeof(info));
+    strcpy(path, "/tmp/attnd_conf_XXXXXX");
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+}
+
+static void teardown(void) {
+    unlink(path);
+}
+
+static attnd_err load(const char *text) {
+    FILE *f = fopen(path, "w");
+    ck_assert_ptr_nonnull(f);
+    fputs(text, f);
+    fclose(f);
+    return srv_conf_load(&conf, path, &info);
+}
+
+static void ck_text(const char *part) {
+    ck_assert_msg(strstr(info.text, part), "\"%s\" is not in \"%s\"", part, info.text);
+}
+
+START_TEST(defaults_are_the_tables) {
+    ck_assert_uint_eq(conf.memory_bytes, 1ull << 30);
+    ck_assert_uint_eq(conf.slab_bytes, 32ull << 20);
+    ck_assert_uint_eq(conf.message_bytes, 64ull << 20);
+    ck_assert_uint_eq(conf.socket_mode, 0660);
+    ck_assert_uint_eq(conf.admin_mode, 0600);
+    ck_assert_uint_eq(conf.drain_timeout_ms, 30000);
+    ck_assert_uint_eq(conf.in_flight, 64);
+    ck_assert_str_eq(conf.listen, "ipc:///run/attnd/attnd.sock");
+    ck_assert_str_eq(conf.log_level, "info");
+    ck_assert(!conf.deterministic);
+    ck_assert_uint_eq(conf.num_tenants, 1);
+    ck_assert_str_eq(conf.tenants[0].name, "default");
+    ck_assert_uint_eq(conf.tenants[0].share, 1);
+    ATTND_CK_OK(srv_conf_check(&conf, &info));
+}
+END_TEST
+
+START_TEST(sizes_times_and_modes_have_units) {
+    ATTND_CK_OK(srv_conf_set(&conf, "cache.memory", "3GiB", &info));
+    ck_assert_uint_eq(conf.memory_bytes, 3ull << 30);
+    ATTND_CK_OK(srv_conf_set(&conf, "cache.memory", "1048576", &info));
+    ck_assert_uint_eq(conf.memory_bytes, 1048576);
+    ATTND_CK_OK(srv_conf_set(&conf, "limits.message", "512KiB", &info));
+    ck_assert_uint_eq(conf.message_bytes, 524288);
+    ATTND_CK_OK(srv_conf_set(&conf, "server.drain_timeout", "250ms", &info));
+    ck_assert_uint_eq(conf.drain_timeout_ms, 250);
+    ATTND_CK_OK(srv_conf_set(&conf, "server.drain_timeout", "7s", &info));
+    ck_assert_uint_eq(conf.drain_timeout_ms, 7000);
+    ATTND_CK_OK(srv_conf_set(&conf, "server.socket_mode", "0777", &info));
+    ck_assert_uint_eq(conf.socket_mode, 511);
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.deterministic", "on", &info));
+    ck_assert(conf.deterministic);
+}
+END_TEST
+
+START_TEST(bad_values_are_refused_and_change_nothing) {
+    static const char *const bad[][2] = {
+        {"cache.memory", "-1"},
+        {"cache.memory", ""},
+        {"cache.memory", "12XiB"},
+        {"cache.memory", "12 GiB"},
+        {"cache.memory", "1023KiB"},
+        {"cache.memory", "99999999999999999999"},
+        {"cache.memory", "17592186044416GiB"},
+        {"limits.in_flight", "0"},
+        {"limits.in_flight", "1025"},
+        {"limits.in_flight", "4KiB"},
+        {"server.drain_timeout", "1h"},
+        {"server.socket_mode", "0999"},
+        {"server.log_level", "loud"},
+        {"server.log_level", ""},
+        {"server.log_level", "error warn"},
+        {"compute.deterministic", "yes"},
+        {"tenant a.share", "0"},
+        {"tenant a.uids", "12 x"},
+        {"tenant a.uids", "4294967295"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        srv_conf before = conf;
+        info.text[0] = '\0';
+        ATTND_CK_ERR(srv_conf_set(&conf, bad[i][0], bad[i][1], &info), ATTND_EINVAL);
+        ck_assert_str_ne(info.text, "");
+        ck_assert_uint_eq(conf.num_tenants, before.num_tenants);
+        ck_assert_uint_eq(conf.memory_bytes, before.memory_bytes);
+        ck_assert_str_eq(conf.log_level, before.log_level);
+    }
+}
+END_TEST
+
+START_TEST(limits_themselves_are_allowed) {
+    ATTND_CK_OK(srv_conf_set(&conf, "limits.in_flight", "1", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "limits.in_flight", "1024", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "cache.memory", "1MiB", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "limits.message", "256MiB", &info));
+    ATTND_CK_ERR(srv_conf_set(&conf, "limits.message", "268435457", &info), ATTND_EINVAL);
+}
+END_TEST
+
+START_TEST(an_unknown_key_names_the_nearest) {
+    ATTND_CK_ERR(srv_conf_set(&conf, "cache.memmory", "1GiB", &info), ATTND_ENOENT);
+    ck_text("cache.memory");
+    ATTND_CK_ERR(srv_conf_set(&conf, "limit.in_flight", "1", &info), ATTND_ENOENT);
+    ck_text("limits.in_flight");
+    ATTND_CK_ERR(srv_conf_set(&conf, "nonsense", "1", &info), ATTND_ENOENT);
+    ATTND_CK_ERR(srv_conf_set(&conf, "tenant.share", "1", &info), ATTND_ENOENT);
+    ATTND_CK_ERR(srv_conf_set(&conf, "tenant .share", "1", &info), ATTND_ENOENT);
+    char name[400];
+    memset(name, 'x', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    ATTND_CK_ERR(srv_conf_set(&conf, name, "1", &info), ATTND_ENOENT);
+}
+END_TEST
+
+START_TEST(a_file_sets_keys_and_tenants) {
+    ATTND_CK_OK(load("# comment\n[server]\nlisten = ipc:///a tcp://127.0.0.1:1\n\n"
+                     "[cache]\nmemory = 2GiB ; inline\n"
+                     "[tenant team.a]\nuids = 1000 1001\nquota_blocks=5\n"
+                     "[tenant default]\nshare = 3\n"));
+    ck_assert_str_eq(conf.listen, "ipc:///a tcp://127.0.0.1:1");
+    ck_assert_uint_eq(conf.memory_bytes, 2ull << 30);
+    ck_assert_uint_eq(conf.num_tenants, 2);
+    ck_assert_str_eq(conf.tenants[1].name, "team.a");
+    ck_assert_uint_eq(conf.tenants[1].num_uids, 2);
+    ck_assert_uint_eq(conf.tenants[1].uid_list[1], 1001);
+    ck_assert_uint_eq(conf.tenants[1].quota_blocks, 5);
+    ck_assert_uint_eq(conf.tenants[0].share, 3);
+}
+END_TEST
+
+START_TEST(errors_of_a_file_name_its_line) {
+    ATTND_CK_ERR(load("[cache]\n\nmemory = 1GiB\nslub = 1MiB\n"), ATTND_EINVAL);
+    ck_text(":4: ");
+    ck_text("cache.slab");
+    srv_conf_init(&conf);
+    ATTND_CK_ERR(load("[limits]\nin_flight = many\n"), ATTND_EINVAL);
+    ck_text(":2: ");
+    srv_conf_init(&conf);
+    ATTND_CK_ERR(load("[limits]\nin_flight = 3\n# x\nin_flight = 4\n"), ATTND_EINVAL);
+    ck_text(":4: ");
+    ck_text("twice");
+    srv_conf_init(&conf);
+    ATTND_CK_ERR(load("[limits]\nin_flight\n"), ATTND_EINVAL);
+    ck_text(":2: ");
+    srv_conf_init(&conf);
+    ATTND_CK_ERR(load("[limits\nin_flight = 3\n"), ATTND_EINVAL);
+    ck_text(":1: ");
+    srv_conf_init(&conf);
+    ATTND_CK_ERR(load("memory = 1GiB\n"), ATTND_EINVAL);
+    ck_text(":1: ");
+}
+END_TEST
+
+START_TEST(the_same_key_of_two_tenants_is_not_twice) {
+    ATTND_CK_OK(load("[tenant a]\nshare = 1\n[tenant b]\nshare = 2\n"));
+    ATTND_CK_ERR(load("[tenant a]\nshare = 1\n[tenant b]\nshare = 2\n[tenant a]\nshare = 3\n"),
+                 ATTND_EINVAL);
+    ck_text(":6: ");
+}
+END_TEST
+
+START_TEST(a_line_that_is_too_long_is_refused) {
+    char text[600];
+    int n = snprintf(text, sizeof(text), "[server]\nlisten = ipc:///");
+    memset(text + n, 'a', 400);
+    strcpy(text + n + 400, "\n");
+    ATTND_CK_ERR(load(text), ATTND_EINVAL);
+    ck_text(":2: ");
+}
+END_TEST
+
+START_TEST(a_missing_file_is_an_io_error) {
+    ATTND_CK_ERR(srv_conf_load(&conf, "/nonexistent/attnd.conf", &info), ATTND_EIO);
+    ck_text("/nonexistent/attnd.conf");
+    ATTND_CK_ERR(srv_conf_load(&conf, "/", &info), ATTND_EIO);
+}
+END_TEST
+
+static void set_other(void *arg, const char *key, const char *value) {
+    (void)value;
+    (void)arg;
+    const srv_conf_key *row = srv_conf_find(key);
+    ck_assert_ptr_nonnull(row);
+    if (row->type == SRV_CONF_COUNT || row->type == SRV_CONF_SIZE || row->type == SRV_CONF_TIME) {
+        char text[32];
+        snprintf(text, sizeof(text), "%llu", (unsigned long long)row->max);
+        ATTND_CK_OK(srv_conf_set(&conf, key, text, &info));
+    }
+}
+
+START_TEST(a_dump_reads_back_as_itself) {
+    ATTND_CK_OK(srv_conf_set(&conf, "tenant a.b.uids", "7 8", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.deterministic", "on", &info));
+    srv_conf_each(&conf, set_other, NULL); // every number at its maximum
+    FILE *f = fopen(path, "w");
+    srv_conf_dump(&conf, f);
+    fclose(f);
+    static srv_conf again;
+    srv_conf_init(&again);
+    ATTND_CK_OK(srv_conf_load(&again, path, &info));
+    ck_assert_mem_eq(&again, &conf, sizeof(conf));
+}
+END_TEST
+
+START_TEST(get_writes_what_set_took) {
+    char out[SRV_CONF_TEXT_BYTES];
+    ATTND_CK_OK(srv_conf_set(&conf, "cache.memory", "1536MiB", &info));
+    ATTND_CK_OK(srv_conf_get(&conf, "cache.memory", out, &info));
+    ck_assert_str_eq(out, "1536MiB");
+    ATTND_CK_OK(srv_conf_get(&conf, "server.socket_mode", out, &info));
+    ck_assert_str_eq(out, "0660");
+    ATTND_CK_OK(srv_conf_get(&conf, "tenant default.quota_blocks", out, &info));
+    ck_assert_str_eq(out, "0");
+    ATTND_CK_ERR(srv_conf_get(&conf, "tenant x.share", out, &info), ATTND_ENOENT);
+    ATTND_CK_ERR(srv_conf_get(&conf, "no.key", out, &info), ATTND_ENOENT);
+}
+END_TEST
+
+START_TEST(keys_that_contradict_each_other_are_refused) {
+    ATTND_CK_OK(srv_conf_set(&conf, "limits.connection_memory", "32MiB", &info));
+    ATTND_CK_ERR(srv_conf_check(&conf, &info), ATTND_EINVAL);
+    srv_conf_init(&conf);
+    ATTND_CK_OK(srv_conf_set(&conf, "cache.slab", "65537", &info));
+    ATTND_CK_ERR(srv_conf_check(&conf, &info), ATTND_EINVAL);
+    srv_conf_init(&conf);
+    ATTND_CK_OK(srv_conf_set(&conf, "cache.memory", "16MiB", &info));
+    ATTND_CK_ERR(srv_conf_check(&conf, &info), ATTND_EINVAL);
+    srv_conf_init(&conf);
+    ATTND_CK_OK(srv_conf_set(&conf, "server.listen", "", &info));
+    ATTND_CK_ERR(srv_conf_check(&conf, &info), ATTND_EINVAL);
+    srv_conf_init(&conf);
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.launch_rows", "1023", &info));
+    ATTND_CK_ERR(srv_conf_check(&conf, &info), ATTND_EINVAL);
+}
+END_TEST
+
+START_TEST(a_tenant_without_uids_admits_everybody) {
+    ck_assert(srv_conf_admits(&conf.tenants[0], 12));
+    ck_assert(srv_conf_admits(&conf.tenants[0], UINT32_MAX));
+    ATTND_CK_OK(srv_conf_set(&conf, "tenant a.uids", "12 0", &info));
+    ck_assert(srv_conf_admits(&conf.tenants[1], 12));
+    ck_assert(srv_conf_admits(&conf.tenants[1], 0));
+    ck_assert(!srv_conf_admits(&conf.tenants[1], 13));
+    ck_assert(!srv_conf_admits(&conf.tenants[1], UINT32_MAX));
+}
+END_TEST
+
+START_TEST(tenants_and_uids_are_bounded) {
+    char key[SRV_CONF_NAME_BYTES * 2];
+    for (int i = 1; i < SRV_CONF_MAX_TENANTS; i++) {
+        snprintf(key, sizeof(key), "tenant t%d.share", i);
+        ATTND_CK_OK(srv_conf_set(&conf, key, "1", &info));
+    }
+    ATTND_CK_ERR(srv_conf_set(&conf, "tenant one_more.share", "1", &info), ATTND_EINVAL);
+    char uids[SRV_CONF_MAX_UIDS * 2 + 3] = "";
+    for (int i = 0; i < SRV_CONF_MAX_UIDS; i++) {
+        strcat(uids, i ? " 1" : "1");
+    }
+    ATTND_CK_OK(srv_conf_set(&conf, "tenant t1.uids", uids, &info));
+    strcat(uids, " 1");
+    ATTND_CK_ERR(srv_conf_set(&conf, "tenant t1.uids", uids, &info), ATTND_EINVAL);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *s = suite_create("srv_conf");
+    TCase *tc = tcase_create("srv_conf");
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, defaults_are_the_tables);
+    tcase_add_test(tc, sizes_times_and_modes_have_units);
+    tcase_add_test(tc, bad_values_are_refused_and_change_nothing);
+    tcase_add_test(tc, limits_themselves_are_allowed);
+    tcase_add_test(tc, an_unknown_key_names_the_nearest);
+    tcase_add_test(tc, a_file_sets_keys_and_tenants);
+    tcase_add_test(tc, errors_of_a_file_name_its_line);
+    tcase_add_test(tc, the_same_key_of_two_tenants_is_not_twice);
+    tcase_add_test(tc, a_line_that_is_too_long_is_refused);
+    tcase_add_test(tc, a_missing_file_is_an_io_error);
+    tcase_add_test(tc, a_dump_reads_back_as_itself);
+    tcase_add_test(tc, get_writes_what_set_took);
+    tcase_add_test(tc, keys_that_contradict_each_other_are_refused);
+    tcase_add_test(tc, a_tenant_without_uids_admits_everybody);
+    tcase_add_test(tc, tenants_and_uids_are_bounded);
+    suite_add_tcase(s, tc);
+    return s;
+}
+
+CHECK_MAIN(suite)
