@@ -12,10 +12,10 @@
 
 #include <string.h>
 
-enum { SUB_LOG2 = 6, SUB = 1 << SUB_LOG2 };
+enum { SUB_LOG2 = 6, SUB = 1 << SUB_LOG2, EXACT = 2 * SUB };
 
 static uint32_t bucket_of(uint64_t value) {
-    if (value < 2 * SUB) {
+    if (value < EXACT) {
         return (uint32_t)value;
     }
     uint32_t e = 63u - (uint32_t)__builtin_clzll(value) - SUB_LOG2;
@@ -23,7 +23,7 @@ static uint32_t bucket_of(uint64_t value) {
 }
 
 static uint64_t middle_of(uint32_t bucket) {
-    if (bucket < 2 * SUB) {
+    if (bucket < EXACT) {
         return bucket;
     }
     uint32_t e = bucket / SUB - 1;

@@ -44,10 +44,10 @@ size_t attnd_log_format(char line[ATTND_LOG_LINE_BYTES], uint64_t wall_us, attnd
     len += text > 0 ? text : 0;
     if ((size_t)len >= room) {
         len = (int)room - 1;
-        memcpy(line + len - 3, "...", 3);
+        memcpy(line + len - 3, "...", sizeof("..."));
     }
     for (char *c = line; *c; c++) {
-        *c = *c >= ' ' && *c <= '~' ? *c : '?';
+        *c = (char)(*c >= ' ' && *c <= '~' ? *c : '?');
     }
     return (size_t)len;
 }

@@ -32,7 +32,7 @@ static void join(char out[ATTND_ERR_FIELD_BYTES], const proto_obj *o, const char
     }
     size_t i = 0;
     for (; i < ATTND_ERR_FIELD_BYTES - 1 && path[i]; i++) {
-        out[i] = path[i] >= ' ' && path[i] <= '~' ? path[i] : '?'; // keys come from a peer
+        out[i] = (char)(path[i] >= ' ' && path[i] <= '~' ? path[i] : '?'); // keys come from a peer
     }
     out[i] = '\0';
 }
@@ -231,7 +231,7 @@ bool proto_obj_hex(proto_obj *o, const char *key, uint8_t *out, size_t bytes) {
         return false;
     }
     for (size_t i = 0; i < bytes; i++) {
-        out[i] = (uint8_t)(nibble(text[2 * i]) << 4 | nibble(text[2 * i + 1]));
+        out[i] = (uint8_t)(nibble(text[2 * i]) * 16 + nibble(text[2 * i + 1]));
     }
     return true;
 }

@@ -53,7 +53,7 @@ attnd_err client_call_json(attnd_client *c, proto_op op, const char *json, clien
     if ((err = client_call(c, op, &m, 0, info))) {
         return err;
     }
-    if ((err = proto_json_check(m.data + PROTO_BODY, m.bytes - PROTO_BODY, info))) {
+    if (proto_json_check(m.data + PROTO_BODY, m.bytes - PROTO_BODY, info)) {
         client_msg_free(&m);
         return attnd_fail(info, ATTND_EPROTO, "json", "the reply is not JSON");
     }

@@ -26,7 +26,7 @@ static attnd_err set_name(char out[PROTO_NAME_BYTES], const char *name, attnd_er
                           PROTO_NAME_BYTES - 1);
     }
     if (len > 0) {
-        memcpy(out, name, len);
+        memcpy(out, name, len + 1);
     }
     return ATTND_OK;
 }

@@ -176,6 +176,41 @@ START_TEST(model_open_refuses_what_it_cannot_say) {
 }
 END_TEST
 
+static int allocations_left;
+
+static void *fail_later(size_t bytes) {
+    return allocations_left-- > 0 ? malloc(bytes) : NULL;
+}
+
+// Every allocation of the JSON fails once: nothing with a key missing is ever sent.
+START_TEST(model_open_without_memory_sends_nothing) {
+    const float freq[2] = {1.0f, 0.01f};
+    attnd_layer_opts layers[2] = {ATTND_LAYER_DEFAULT, ATTND_LAYER_DEFAULT};
+    layers[1] = (attnd_layer_opts){.window_left = 64, .sinks = freq, .rope = {freq, 2, 1.5f, 1}};
+    attnd_model_opts m = small();
+    m.q_heads = 2;
+    m.per_layer = layers;
+    uint32_t model = 77, last_unsent = 0;
+    cJSON_InitHooks(&(cJSON_Hooks){fail_later, free});
+    for (int n = 0; n < 1000; n++) {
+        allocations_left = n;
+        if (attnd_model_open(client, &m, &model, &info) == ATTND_OK) {
+            break;
+        }
+        ck_assert_int_eq(info.code, ATTND_ENOMEM);
+        ck_assert_uint_eq(model, 77);
+        if (num_requests > 0) { // the reply's JSON is what had no memory
+            ck_assert_ptr_nonnull(strstr(got, "\"interleaved\":true}}]}"));
+        } else {
+            last_unsent = (uint32_t)n;
+        }
+    }
+    cJSON_InitHooks(NULL);
+    ck_assert_uint_eq(model, FAKE_MODEL);
+    ck_assert_uint_gt(last_unsent, 40); // it is that many allocations at least
+}
+END_TEST
+
 START_TEST(model_open_over_the_message_limit_is_not_sent) {
     static float heads[60000];
     attnd_model_opts m = small();
@@ -241,6 +276,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, model_open_sends_layers_one_by_one);
     tcase_add_test(tc, model_open_floats_survive_as_text);
     tcase_add_loop_test(tc, model_open_refuses_what_it_cannot_say, 0, 9);
+    tcase_add_test(tc, model_open_without_memory_sends_nothing);
     tcase_add_test(tc, model_open_over_the_message_limit_is_not_sent);
     tcase_add_loop_test(tc, model_open_refuses_a_malformed_reply, 0,
                         sizeof(bad_replies) / sizeof(bad_replies[0]));
