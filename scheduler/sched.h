@@ -38,7 +38,7 @@ typedef struct sched_req sched_req;
 enum {
     SCHED_DECODE_TOKENS = 8,    // rows with at most this many query tokens are decodes
     SCHED_MAX_SHARE = 1024,     // largest weight of a tenant
-    SCHED_MAX_QUEUED = 65536,   // of max_queued and max_launch_rows
+    SCHED_MAX_QUEUED = 1 << 20, // of max_queued and max_launch_rows
     SCHED_MAX_PASSES = 16,      // smaller requests that may pass one that does not fit a launch
     SCHED_LOOK_AHEAD = 8,       // requests that are looked at behind one that does not fit
     SCHED_LAUNCH_COPIES = 4096, // of several requests in one launch; one request may have more

@@ -49,7 +49,7 @@ struct sched_queue {
 // 2^16 of them.  The clock is set back when it passes 2^62, so no virtual time passes 2^62 + 2^62 +
 // lead.
 static const uint64_t COST_UNIT = SCHED_MAX_SHARE;
-static const uint64_t MAX_COST = 1ull << 36; // such as 65536 queries on a million keys
+static const uint64_t MAX_COST = 1ull << 32; // such as 4096 queries on a million keys
 static const uint64_t MAX_CLOCK = 1ull << 62;
 static const uint64_t MAX_LEAD = 8;
 static const uint64_t NO_LAUNCH = UINT64_MAX;
