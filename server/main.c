@@ -1,0 +1,40 @@
+// attnd, the daemon: command line, configuration, and then srv_server.
+#include <stdio.h>
+
+#include "server/srv_args.h"
+#include "server/srv_log.h"
+#include "server/srv_server.h"
+
+enum { EXIT_USAGE = 2 };
+
+static int fail(const attnd_errinfo *info, int status) {
+    fprintf(stderr, "attnd: %s\n", info->text);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    static srv_args args;
+    static srv_conf conf;
+    attnd_errinfo info = {.code = ATTND_OK};
+    if (srv_args_parse(&args, argc, argv, &info)) {
+        fputs(srv_args_usage(), stderr);
+        return fail(&info, EXIT_USAGE);
+    }
+    if (args.mode == SRV_ARGS_HELP || args.mode == SRV_ARGS_VERSION) {
+        fputs(args.mode == SRV_ARGS_HELP ? srv_args_usage() : "attnd " ATTND_VERSION "\n", stdout);
+        return 0;
+    }
+    if (srv_args_conf(&args, &conf, &info)) {
+        return fail(&info, EXIT_USAGE);
+    }
+    if (args.mode == SRV_ARGS_DUMP_CONFIG) {
+        srv_conf_dump(&conf, stdout);
+        return 0;
+    }
+    if (args.mode == SRV_ARGS_CHECK_CONFIG) {
+        printf("attnd: the configuration is good\n");
+        return 0;
+    }
+    srv_log_init();
+    return srv_server_run(&args, &conf, &info) ? fail(&info, 1) : 0;
+}

@@ -1,0 +1,304 @@
+// One attend.
+//
+// The rows of a launch are built from three places: the step (lengths, tables, positions, masks),
+// the model's layer (offsets, scales, window, RoPE), the request (tensors).  Launches mix rows of
+// several clients, and one bad row would refuse them all, so a request's rows are checked alone
+// first.
+//
+// A layer that is being attended is not attended again until that has ended: two appends to the
+// same slots in one launch would race.  A layer that reads another's K and V waits for it.
+#include "server/srv_attend.h"
+
+#include <string.h>
+
+#include "proto/clock.h"
+
+static void set_bit(uint64_t *set, uint32_t layer) {
+    set[layer / 64] |= 1ull << (layer % 64);
+}
+
+static void clear_bit(uint64_t *set, uint32_t layer) {
+    set[layer / 64] &= ~(1ull << (layer % 64));
+}
+
+// ---- rows
+
+static const void *at(const void *base, int64_t elements, uint32_t elem_bytes) {
+    return base ? (const uint8_t *)base + elements * elem_bytes : NULL;
+}
+
+static void fill_row(const srv_request *rq, uint32_t seq_idx, attn_row *row) {
+    const srv_attend_state *a = &rq->attend;
+    const srv_step *step = a->step;
+    const srv_step_seq *s = &step->seqs[seq_idx];
+    const srv_model *m = step->model;
+    const srv_layer *layer = &m->layers[a->layer];
+    uint32_t elem = attnd_dtype_bytes(m->dtype), num_entries;
+    int64_t out_row = (int64_t)m->q_heads * m->v_head_dim;
+    memset(row, 0, sizeof(*row));
+    srv_layer_fill(m, a->layer, row);
+    row->flags |= a->flags & PROTO_ATTEND_PARTIAL ? ATTN_PARTIAL : 0;
+    row->table =
+        kv_step_table(rq->session->core->kv, step->handle, seq_idx, layer->group, &num_entries);
+    row->kv_len = s->kv_len;
+    row->q_len = row->q_count = (int32_t)s->rows;
+    row->q = at(a->q, s->row_start * a->q_stride[0], elem);
+    row->stride_q_token = a->q_stride[0];
+    row->stride_q_head = a->q_stride[1];
+    row->out = a->out + s->row_start * out_row * elem;
+    row->stride_out_token = out_row;
+    row->stride_out_head = m->v_head_dim;
+    row->lse = a->lse ? a->lse + s->row_start : NULL;
+    row->stride_lse_head = step->rows;
+    row->q_positions = s->positions;
+    row->tree_mask = s->tree;
+    if (s->new_rows && a->k) {
+        row->new_len = (int32_t)s->new_rows;
+        row->k_new = at(a->k, s->new_start * a->k_stride[0], elem);
+        row->v_new = at(a->v, s->new_start * a->v_stride[0], elem);
+        row->stride_k_new_token = a->k_stride[0];
+        row->stride_k_new_head = a->k_stride[1];
+        row->stride_v_new_token = a->v_stride[0];
+        row->stride_v_new_head = a->v_stride[1];
+        row->k_positions = s->positions;
+    }
+}
+
+static srv_request *request_of(sched_req *req) {
+    return LIST_ENTRY(req, srv_request, sched);
+}
+
+static void fill(sched_req *req, attn_row *rows) {
+    const srv_request *rq = request_of(req);
+    const srv_step *step = rq->attend.step;
+    for (uint32_t i = 0; i < step->num_active; i++) {
+        fill_row(rq, step->active[i], &rows[i]);
+    }
+}
+
+static void lens(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len) {
+    const srv_step *step = request_of(req)->attend.step;
+    const srv_step_seq *s = &step->seqs[step->active[row]];
+    *q_len = (int32_t)s->rows;
+    *kv_len = s->kv_len;
+}
+
+// check_rows has attention check the rows of this request alone.
+static attnd_err check_rows(srv_core *core, srv_request *rq, attnd_errinfo *info) {
+    const srv_step *step = rq->attend.step;
+    fill(&rq->sched, core->rows);
+    attn_params params = {
+        .shape = *step->model->shape,
+        .pool = core->arena->base,
+        .pool_bytes = core->arena->bytes,
+        .num_blocks = core->arena->bytes / KV_BLOCK_UNIT,
+        .rows = core->rows,
+        .num_rows = step->num_active,
+    };
+    return attn_check(&params, info);
+}
+
+// ---- the request
+
+static attnd_err check_layer(const srv_step *step, uint32_t idx, attnd_errinfo *info) {
+    const srv_model *m = step->model;
+    if (idx >= m->num_layers) {
+        return attnd_fail(info, ATTND_EINVAL, "layer", "the model has %u layers", m->num_layers);
+    }
+    if (srv_layer_bit(step->attending, idx)) {
+        return attnd_fail(info, ATTND_EBUSY, "layer", "an attend of layer %u is under way", idx);
+    }
+    uint32_t from = m->layers[idx].kv_layer;
+    if (from != idx &&
+        (!srv_layer_bit(step->attended, from) || srv_layer_bit(step->attending, from))) {
+        return attnd_fail(info, ATTND_EINVAL, "layer",
+                          "layer %u reads layer %u, which must be attended first", idx, from);
+    }
+    for (uint32_t i = 0; m->shares_kv && from == idx && i < m->num_layers; i++) {
+        if (m->layers[i].kv_layer == idx && srv_layer_bit(step->attending, i)) {
+            return attnd_fail(info, ATTND_EBUSY, "layer", "layer %u, which reads it, is under way",
+                              i);
+        }
+    }
+    return ATTND_OK;
+}
+
+static attnd_err read_tensor(const srv_request *rq, const char *field, const proto_tensor *t,
+                             uint64_t rows, uint32_t heads, uint32_t dim, size_t fixed,
+                             const void **out, int64_t stride[2], attnd_errinfo *info) {
+    proto_tensor_shape shape = {rows, heads, dim, rq->attend.step->model->dtype};
+    return proto_read_tensor(rq->msg, field, t, &shape, fixed, out, &stride[0], &stride[1], info);
+}
+
+static attnd_err read_kv(srv_request *rq, const srv_attend_ask *ask, attnd_errinfo *info) {
+    srv_attend_state *a = &rq->attend;
+    const srv_step *step = a->step;
+    const srv_model *m = step->model;
+    bool appends = step->new_rows > 0 && m->layers[ask->layer].kv_layer == ask->layer;
+    if (ask->recompute) {
+        return ATTND_OK;
+    }
+    if (!appends && (ask->k->off || ask->v->off)) {
+        return attnd_fail(info, ATTND_EINVAL, ask->k->off ? "k" : "v",
+                          "nothing is appended to layer %u: it must be NULL", ask->layer);
+    }
+    attnd_err err = read_tensor(rq, "k", ask->k, step->new_rows, m->kv_heads, m->head_dim,
+                                ask->fixed, &a->k, a->k_stride, info);
+    if (!err) {
+        err = read_tensor(rq, "v", ask->v, step->new_rows, m->kv_heads, m->v_head_dim, ask->fixed,
+                          &a->v, a->v_stride, info);
+    }
+    if (!err && appends && (!a->k || !a->v)) {
+        err = attnd_fail(info, ATTND_EINVAL, a->k ? "v" : "k", "%u new tokens are to be appended",
+                         step->new_rows);
+    }
+    return err;
+}
+
+static attnd_err read_ask(srv_request *rq, srv_step *step, const srv_attend_ask *ask,
+                          attnd_errinfo *info) {
+    srv_attend_state *a = &rq->attend;
+    const srv_model *m = step->model;
+    attnd_err err = proto_check_zero(
+        ask->flags & ~(uint32_t)(PROTO_ATTEND_LSE | PROTO_ATTEND_PARTIAL), "flags", info);
+    if (!err) {
+        err = check_layer(step, ask->layer, info);
+    }
+    if (err) {
+        return err;
+    }
+    a->step = step;
+    a->layer = ask->layer;
+    a->flags = ask->flags;
+    a->done = ask->done;
+    err = read_tensor(rq, "q", ask->q, step->rows, m->q_heads, m->head_dim, ask->fixed, &a->q,
+                      a->q_stride, info);
+    if (!err && step->rows && !a->q) {
+        err = attnd_fail(info, ATTND_EINVAL, "q", "%u rows are to be attended", step->rows);
+    }
+    return err ? err : read_kv(rq, ask, info);
+}
+
+// make_reply lays the reply out: fixed part, out, lse, lens.  Offsets count from the header.
+static attnd_err make_reply(srv_request *rq, const srv_attend_ask *ask, attnd_errinfo *info) {
+    srv_attend_state *a = &rq->attend;
+    const srv_step *step = a->step;
+    const srv_model *m = step->model;
+    uint64_t out_bytes =
+        (uint64_t)step->rows * m->q_heads * m->v_head_dim * attnd_dtype_bytes(m->dtype);
+    uint64_t out_off = sizeof(proto_header) + sizeof(proto_attend_reply);
+    uint64_t lse_off = proto_align(out_off + out_bytes);
+    bool lse = (ask->flags & PROTO_ATTEND_LSE) != 0;
+    uint64_t lens_off =
+        proto_align(lse_off + (lse ? (uint64_t)step->rows * m->q_heads * sizeof(float) : 0));
+    uint64_t end = lens_off + ask->num_lens * sizeof(uint32_t);
+    uint8_t *body;
+    attnd_err err =
+        srv_reply_begin(rq, end - sizeof(proto_header), sizeof(proto_attend_reply), &body, info);
+    if (err) {
+        return err;
+    }
+    uint8_t *msg = body - sizeof(proto_header);
+    memset(msg + out_off + out_bytes, 0, lse_off - out_off - out_bytes); // padding
+    memset(msg + (lse ? lens_off - 4 : lens_off), 0, end - (lse ? lens_off - 4 : lens_off));
+    a->reply = (proto_attend_reply *)(void *)body;
+    a->reply->rows = step->rows;
+    a->reply->out_off = (uint32_t)out_off;
+    a->reply->lse_off = lse ? (uint32_t)lse_off : 0;
+    a->reply->lens_off = ask->num_lens ? (uint32_t)lens_off : 0;
+    a->out = msg + out_off;
+    a->lse = lse ? (float *)(void *)(msg + lse_off) : NULL;
+    return ATTND_OK;
+}
+
+// ---- running
+
+static uint32_t cut_us(uint64_t us) {
+    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+}
+
+static void describe(const srv_request *rq, const attn_choice *choice) {
+    proto_attend_reply *reply = rq->attend.reply;
+    reply->queue_us = cut_us(rq->sched.queue_us);
+    reply->run_us = cut_us(rq->sched.run_us);
+    reply->splits = choice->splits;
+    reply->batch_rows = choice->rows;
+    strncpy(reply->kernel, choice->kernel ? choice->kernel : "none", sizeof(reply->kernel) - 1);
+    strncpy(reply->why, choice->why ? choice->why : "", sizeof(reply->why) - 1);
+}
+
+// finish marks the layer and tells the op.  rq is gone afterwards; the step may be back in the
+// pool, where nobody takes it before the loop's next event.
+static void finish(srv_core *core, srv_request *rq, attnd_err err, const attn_choice *choice,
+                   const attnd_errinfo *info) {
+    srv_attend_state *a = &rq->attend;
+    srv_step *step = a->step;
+    rq->cancel = NULL;
+    clear_bit(step->attending, a->layer);
+    if (!err && !srv_layer_bit(step->attended, a->layer)) {
+        set_bit(step->attended, a->layer);
+        step->num_attended++;
+    }
+    if (!err) {
+        describe(rq, choice);
+    }
+    step->running--;
+    a->done(rq, err, err ? NULL : a->reply, info);
+    srv_step_settle(core, step);
+}
+
+static void ran(sched_req *req, attnd_err err, const attn_choice *choice,
+                const attnd_errinfo *info) {
+    srv_request *rq = request_of(req);
+    srv_core *core = rq->session->core;
+    finish(core, rq, err, choice, info);
+}
+
+static void cancel(srv_request *rq) {
+    sched_cancel(rq->session->core->sched, &rq->sched);
+}
+
+static attnd_err submit(srv_core *core, srv_request *rq, const srv_attend_ask *ask,
+                        attnd_errinfo *info) {
+    const srv_step *step = rq->attend.step;
+    rq->sched = (sched_req){
+        .shape = step->model->shape,
+        .num_rows = step->num_active,
+        .tenant = rq->session->tenant,
+        .deadline_ms = step->deadline_ms,
+        .fill = fill,
+        .lens = lens,
+        .copies = ask->copies,
+        .num_copies = ask->num_copies,
+        .done = ran,
+    };
+    attnd_err err = check_rows(core, rq, info);
+    if (!err) {
+        rq->cancel = cancel;
+        err = sched_submit(core->sched, &rq->sched, info);
+    }
+    return err;
+}
+
+void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_attend_ask *ask) {
+    attnd_errinfo info = {.code = ATTND_OK};
+    attnd_err err = read_ask(rq, step, ask, &info);
+    if (!err) {
+        err = make_reply(rq, ask, &info);
+    }
+    if (err) {
+        ask->done(rq, err, NULL, &info);
+        return;
+    }
+    step->running++;
+    set_bit(step->attending, ask->layer);
+    if (!step->num_active) {
+        attn_choice nothing = {.kernel = "none", .why = "no rows"};
+        finish(core, rq, ATTND_OK, &nothing, &info);
+        return;
+    }
+    err = submit(core, rq, ask, &info);
+    if (err) {
+        finish(core, rq, err, NULL, &info);
+    }
+}

@@ -1,0 +1,27 @@
+// srv_attend runs one attend of an open step: it reads q, k and v in place from the request's
+// message, makes the reply that the output is written into, and gives the rows to the scheduler.
+// Shared by attend, decode and prefill.  Loop thread only.
+#ifndef ATTND_SERVER_SRV_ATTEND_H
+#define ATTND_SERVER_SRV_ATTEND_H
+
+#include "server/srv_core.h"
+
+// srv_attend_ask is what the request asks for.
+typedef struct srv_attend_ask {
+    uint32_t layer, flags; // PROTO_ATTEND_*
+    const proto_tensor *q, *k, *v;
+    size_t fixed;          // bytes of the body in front of the tensors
+    uint32_t num_lens;     // committed lengths that the reply ends with; 0 = none
+    bool recompute;        // the step is read only, though k and v may be there: ignore them
+    const kv_copy *copies; // to run first
+    uint32_t num_copies;
+    // done is told how it went, when the layer is marked as attended.  reply is the body of the
+    // reply, complete but for its lens; it must be sent or replaced.  After an error reply is NULL.
+    void (*done)(srv_request *rq, attnd_err err, proto_attend_reply *reply,
+                 const attnd_errinfo *info);
+} srv_attend_ask;
+
+// srv_attend starts it; done is called once, from inside or later.
+void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_attend_ask *ask);
+
+#endif

@@ -1,0 +1,162 @@
+// Operations on sequences: the cache does the work, and keeps the reply under the request's id.
+#include <cjson/cJSON.h>
+#include <string.h>
+
+#include "proto/proto_json.h"
+#include "server/srv_ops.h"
+
+static kv_request kv_rq(const srv_request *rq) {
+    return (kv_request){rq->session->id, rq->header.request};
+}
+
+static attnd_err must_be_zero(uint32_t value, const char *field, attnd_errinfo *info) {
+    return value ? attnd_fail(info, ATTND_EINVAL, field, "must be 0") : ATTND_OK;
+}
+
+static void reply_seq(srv_request *rq, attnd_err err, uint64_t seq, uint32_t len,
+                      const attnd_errinfo *info) {
+    proto_seq reply = {.seq = seq, .len = len};
+    if (err) {
+        srv_reply_error(rq, err, info);
+    } else {
+        srv_reply_bytes(rq, &reply, sizeof(reply));
+    }
+}
+
+// reply_freed answers a request that may have given blocks back.
+static void reply_freed(srv_core *core, srv_request *rq, attnd_err err, const attnd_errinfo *info) {
+    if (err) {
+        srv_reply_error(rq, err, info);
+        return;
+    }
+    srv_reply_empty(rq);
+    srv_core_freed(core);
+}
+
+static attnd_err read_seq(const srv_request *rq, proto_seq *body, bool with_len,
+                          attnd_errinfo *info) {
+    attnd_err err = proto_read(rq->msg, body, sizeof(*body), true, info);
+    if (!err) {
+        err = must_be_zero(body->reserved, "reserved", info);
+    }
+    return err || with_len ? err : must_be_zero(body->len, "len", info);
+}
+
+SRV_HANDLER(seq_create) {
+    (void)kept;
+    proto_model body;
+    uint64_t seq = 0;
+    attnd_errinfo info;
+    attnd_err err = proto_read(rq->msg, &body, sizeof(body), true, &info);
+    if (!err) {
+        err = must_be_zero(body.reserved, "reserved", &info);
+    }
+    if (!err && !srv_models_get(&core->models, body.model, rq->session->tenant)) {
+        err = attnd_fail(&info, ATTND_ENOENT, "model", "no such model");
+    }
+    if (!err) {
+        err = kv_seq_create(core->kv, kv_rq(rq), body.model, &seq, &info);
+    }
+    reply_seq(rq, err, seq, 0, &info);
+}
+
+SRV_HANDLER(seq_fork) {
+    (void)kept;
+    proto_seq body;
+    uint64_t forked = 0;
+    uint32_t len = 0;
+    attnd_errinfo info;
+    attnd_err err = read_seq(rq, &body, false, &info);
+    if (!err) {
+        err = kv_seq_fork(core->kv, kv_rq(rq), body.seq, &forked, &len, &info);
+    }
+    reply_seq(rq, err, forked, len, &info);
+}
+
+SRV_HANDLER(seq_truncate) {
+    (void)kept;
+    proto_seq body;
+    attnd_errinfo info;
+    attnd_err err = read_seq(rq, &body, true, &info);
+    if (!err) {
+        err = kv_seq_truncate(core->kv, kv_rq(rq), body.seq, body.len, &info);
+    }
+    reply_freed(core, rq, err, &info);
+}
+
+SRV_HANDLER(seq_free) {
+    (void)kept;
+    proto_seq body;
+    attnd_errinfo info;
+    attnd_err err = read_seq(rq, &body, false, &info);
+    if (!err) {
+        err = kv_seq_free(core->kv, kv_rq(rq), body.seq, &info);
+    }
+    reply_freed(core, rq, err, &info);
+}
+
+SRV_HANDLER(seq_keep) {
+    (void)kept;
+    proto_seq_keep body;
+    attnd_errinfo info;
+    attnd_err err = proto_read(rq->msg, &body, sizeof(body), true, &info);
+    if (!err) {
+        err = proto_check_name(body.name, "name", true, &info);
+    }
+    if (!err) {
+        err = kv_seq_keep(core->kv, kv_rq(rq), body.seq, body.name, body.ttl_ms, &info);
+    }
+    reply_freed(core, rq, err, &info);
+}
+
+SRV_HANDLER(seq_attach) {
+    (void)kept;
+    proto_seq_attach body;
+    uint64_t seq = 0;
+    uint32_t len = 0;
+    attnd_errinfo info;
+    attnd_err err = proto_read(rq->msg, &body, sizeof(body), true, &info);
+    if (!err) {
+        err = must_be_zero(body.reserved, "reserved", &info);
+    }
+    if (!err) {
+        err = proto_check_name(body.name, "name", false, &info);
+    }
+    if (!err && !srv_models_get(&core->models, body.model, rq->session->tenant)) {
+        err = attnd_fail(&info, ATTND_ENOENT, "model", "no such model");
+    }
+    if (!err) {
+        err = kv_seq_attach(core->kv, kv_rq(rq), body.model, body.name, &seq, &len, &info);
+    }
+    reply_seq(rq, err, seq, len, &info);
+}
+
+static void add_seqs(const srv_core *core, uint32_t tenant_idx, cJSON *list) {
+    uint32_t cursor = 0;
+    kv_seq_info info;
+    while (kv_seq_next(core->kv, core->tenants[tenant_idx], &cursor, &info)) {
+        cJSON *o = cJSON_CreateObject();
+        proto_json_add_id(o, "seq", info.seq);
+        proto_json_add_id(o, "session", info.session);
+        cJSON_AddStringToObject(o, "tenant", core->conf.tenants[tenant_idx].name);
+        cJSON_AddNumberToObject(o, "model", info.model);
+        cJSON_AddNumberToObject(o, "len", info.committed);
+        cJSON_AddNumberToObject(o, "blocks", info.blocks);
+        cJSON_AddBoolToObject(o, "in_step", info.in_step);
+        cJSON_AddStringToObject(o, "name", info.name);
+        cJSON_AddNumberToObject(o, "ttl_ms", (double)info.ttl_ms);
+        cJSON_AddItemToArray(list, o);
+    }
+}
+
+SRV_HANDLER(seq_list) {
+    (void)kept;
+    cJSON *doc = cJSON_CreateObject();
+    cJSON *list = cJSON_AddArrayToObject(doc, "sequences");
+    for (uint32_t i = 0; i < core->conf.num_tenants; i++) {
+        if (rq->conn->admin || i == rq->session->tenant_idx) {
+            add_seqs(core, i, list);
+        }
+    }
+    srv_reply_json(rq, doc);
+}

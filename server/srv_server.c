@@ -1,0 +1,440 @@
+// The daemon.
+//
+// Start: arena, cache and pools, compute threads, transports, then "ready".  Stop is the way back:
+// drain, no one new, transports (after which no callback of theirs runs), compute threads, handles,
+// and the memory last.
+//
+// The loop sleeps until something is posted or the one deadline timer is due.  Before each sleep
+// the prepare callback does what belongs to an idle point: the accounting check, and a look at
+// whether a drain is through.
+#include "server/srv_server.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "proto/clock.h"
+#include "proto/log.h"
+#include "server/srv_compute.h"
+#include "server/srv_core.h"
+#include "server/srv_nng.h"
+#include "server/srv_notify.h"
+#include "server/srv_ops.h"
+
+enum {
+    LINGER_MS = 200, // for NNG to write the last replies out, which it does not tell of
+    ADMIN_IN_FLIGHT = 8,
+};
+
+typedef enum phase { SERVING, DRAINING, ABORTING, LINGERING, STOPPED } phase;
+
+typedef struct server {
+    const srv_args *args;
+    uv_loop_t loop;
+    uv_timer_t timer, watchdog;
+    uv_prepare_t idle;
+    uv_signal_t sigterm, sigint, sighup;
+    uint64_t timer_at_ms; // UINT64_MAX = not armed
+    phase phase;
+    uint64_t drain_until_ms;
+    bool mismatch; // accounting was wrong at the last idle point
+    kv_arena arena;
+    srv_core core;
+    srv_core_hooks hooks;
+    srv_compute *compute;
+    srv_nng *clients, *admin;
+    char urls[SRV_CONF_TEXT_BYTES]; // of conf.listen, cut in place
+    char admin_url[SRV_CONF_TEXT_BYTES + 8];
+} server;
+
+// ---- time
+
+static void on_timer(uv_timer_t *timer);
+
+static void rearm(void *ctx, uint64_t at_ms) {
+    server *s = ctx;
+    if (s->phase == STOPPED || at_ms >= s->timer_at_ms) {
+        return;
+    }
+    uint64_t now = attnd_clock_ms();
+    s->timer_at_ms = at_ms;
+    uv_update_time(&s->loop);
+    uv_timer_start(&s->timer, on_timer, at_ms > now ? at_ms - now : 0, 0);
+}
+
+static void on_timer(uv_timer_t *timer) {
+    server *s = timer->data;
+    uint64_t now = attnd_clock_ms();
+    uint64_t hello_ms = s->core.conf.hello_timeout_ms;
+    s->timer_at_ms = UINT64_MAX;
+    rearm(s, srv_core_expire(&s->core, now));
+    rearm(s, srv_nng_expire(s->clients, now, hello_ms));
+    rearm(s, srv_nng_expire(s->admin, now, hello_ms));
+    if (s->phase == DRAINING || s->phase == LINGERING) {
+        rearm(s, s->drain_until_ms > now ? s->drain_until_ms : UINT64_MAX);
+    }
+}
+
+static void on_watchdog(uv_timer_t *timer) {
+    (void)timer;
+    srv_notify_alive();
+}
+
+// ---- drain and stop
+
+static void begin_drain(void *ctx, uint64_t timeout_ms) {
+    server *s = ctx;
+    uint64_t until = attnd_clock_ms() + timeout_ms;
+    if (s->phase > DRAINING || (s->phase == DRAINING && until >= s->drain_until_ms)) {
+        return;
+    }
+    if (s->phase == SERVING) {
+        attnd_log(ATTND_LOG_INFO, "server",
+                  "draining: %u sessions, %u steps, %u requests that wait for blocks",
+                  s->core.num_sessions, s->core.steps.num_open, sched_wait_count(s->core.wait));
+        srv_notify_stopping("draining");
+    }
+    s->phase = DRAINING;
+    s->drain_until_ms = until;
+    s->core.draining = true;
+    srv_core_refuse_waiting(&s->core);
+    rearm(s, until);
+}
+
+static void on_term(uv_signal_t *handle, int signum) {
+    server *s = handle->data;
+    attnd_log(ATTND_LOG_INFO, "server", "%s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
+    begin_drain(s, s->phase == SERVING ? s->core.conf.drain_timeout_ms : 0);
+}
+
+// finish closes everything that the loop waits for, so that uv_run returns.
+static void finish(server *s) {
+    s->phase = STOPPED;
+    srv_nng_close(s->clients);
+    srv_nng_close(s->admin);
+    srv_compute_stop(s->compute);
+    uv_close((uv_handle_t *)&s->timer, NULL);
+    uv_close((uv_handle_t *)&s->watchdog, NULL);
+    uv_close((uv_handle_t *)&s->idle, NULL);
+    uv_close((uv_handle_t *)&s->sigterm, NULL);
+    uv_close((uv_handle_t *)&s->sigint, NULL);
+    uv_close((uv_handle_t *)&s->sighup, NULL);
+}
+
+// replies_out is true when no reply is on its way, as far as can be known.
+static bool replies_out(const server *s, uint64_t now) {
+    srv_nng_info clients, admin;
+    srv_nng_get_info(s->clients, &clients);
+    srv_nng_get_info(s->admin, &admin);
+    uint64_t last =
+        clients.last_reply_ms > admin.last_reply_ms ? clients.last_reply_ms : admin.last_reply_ms;
+    return clients.in_flight + admin.in_flight == 0 &&
+           (clients.connections + admin.connections == 0 || now >= last + LINGER_MS);
+}
+
+static void drain_on(server *s) {
+    uint64_t now = attnd_clock_ms();
+    if (s->phase == DRAINING && srv_core_busy(&s->core) && now >= s->drain_until_ms) {
+        attnd_log(ATTND_LOG_WARN, "server", "the drain took too long: %u steps are aborted",
+                  s->core.steps.num_open);
+        s->phase = ABORTING;
+        srv_core_abort(&s->core);
+    }
+    if (s->phase < LINGERING && !srv_core_busy(&s->core)) {
+        s->phase = LINGERING;
+        s->drain_until_ms = now + s->core.conf.send_timeout_ms + LINGER_MS;
+    }
+    if (s->phase == LINGERING) {
+        if (replies_out(s, now) || now >= s->drain_until_ms) {
+            finish(s);
+        } else {
+            rearm(s, now + LINGER_MS / 4);
+        }
+    }
+}
+
+// ---- idle points
+
+static void check_accounting(server *s) {
+    bool good = kv_check_fast(s->core.kv);
+    if (!good && !s->mismatch) {
+        attnd_errinfo info = {.text = "no more is known"};
+        kv_check_full(s->core.kv, &info);
+        attnd_log(ATTND_LOG_ERROR, "kv", "the accounting of blocks is wrong: %s", info.text);
+    }
+    s->mismatch = !good;
+}
+
+static void on_idle(uv_prepare_t *handle) {
+    server *s = handle->data;
+    if (sched_idle(s->core.sched)) {
+        check_accounting(s);
+    }
+    if (s->phase != SERVING) {
+        drain_on(s);
+    }
+}
+
+// ---- transports
+
+static bool opened(void *ctx, srv_conn *conn) {
+    server *s = ctx;
+    bool admitted = conn->admin;
+    for (uint32_t i = 0; i < s->core.conf.num_tenants && !admitted; i++) {
+        admitted = srv_conf_admits(&s->core.conf.tenants[i], conn->uid);
+    }
+    if (!admitted) {
+        attnd_log(ATTND_LOG_WARN, "server", "uid %d is no tenant: connection closed",
+                  (int)conn->uid);
+        return false;
+    }
+    rearm(s, conn->opened_ms + s->core.conf.hello_timeout_ms);
+    return true;
+}
+
+static void request(void *ctx, srv_request *rq) {
+    server *s = ctx;
+    srv_dispatch(&s->core, rq);
+}
+
+static void lost(void *ctx, srv_conn *conn) {
+    (void)ctx;
+    if (conn->session) {
+        srv_session_end(conn->session);
+    }
+}
+
+// add_urls cuts conf.listen at its spaces.
+static attnd_err add_urls(server *s, srv_nng_opts *opts, attnd_errinfo *info) {
+    snprintf(s->urls, sizeof(s->urls), "%s", s->core.conf.listen);
+    char *save = NULL;
+    for (char *url = strtok_r(s->urls, " ", &save); url; url = strtok_r(NULL, " ", &save)) {
+        if (opts->num_urls == SRV_NNG_MAX_URLS) {
+            return attnd_fail(info, ATTND_EINVAL, "listen", "more than %d URLs", SRV_NNG_MAX_URLS);
+        }
+        opts->urls[opts->num_urls++] = url;
+    }
+    return ATTND_OK;
+}
+
+static attnd_err name_admin(server *s, const srv_nng_opts *clients, attnd_errinfo *info) {
+    const srv_conf *conf = &s->core.conf;
+    if (conf->admin[0]) {
+        snprintf(s->admin_url, sizeof(s->admin_url), "%s", conf->admin);
+        return ATTND_OK;
+    }
+    for (uint32_t i = 0; i < clients->num_urls; i++) {
+        if (strncmp(clients->urls[i], "ipc://", 6) == 0) {
+            snprintf(s->admin_url, sizeof(s->admin_url), "%s.admin", clients->urls[i]);
+            return ATTND_OK;
+        }
+    }
+    return attnd_fail(info, ATTND_EINVAL, "admin",
+                      "server.listen has no ipc:// URL to name the administration socket after");
+}
+
+static attnd_err open_transports(server *s, attnd_errinfo *info) {
+    const srv_conf *conf = &s->core.conf;
+    srv_nng_opts clients = {
+        .mode = (uint32_t)conf->socket_mode,
+        .connections = (uint32_t)conf->connections,
+        .in_flight = (uint32_t)conf->in_flight,
+        .message_bytes = conf->message_bytes,
+        .connection_bytes = conf->connection_bytes,
+        .send_timeout_ms = conf->send_timeout_ms,
+        .opened = opened,
+        .request = request,
+        .lost = lost,
+        .ctx = s,
+    };
+    attnd_err err = add_urls(s, &clients, info);
+    if (!err) {
+        err = name_admin(s, &clients, info);
+    }
+    if (err) {
+        return err;
+    }
+    srv_nng_opts admin = clients;
+    admin.urls[0] = s->admin_url;
+    admin.num_urls = 1;
+    admin.mode = (uint32_t)conf->admin_mode;
+    admin.connections = SRV_ADMIN_CONNECTIONS;
+    admin.in_flight = ADMIN_IN_FLIGHT;
+    admin.admin = true;
+    err = srv_nng_open(&s->clients, &s->loop, &clients, info);
+    return err ? err : srv_nng_open(&s->admin, &s->loop, &admin, info);
+}
+
+static void add_transport(cJSON *doc, const char *name, const srv_nng *t) {
+    srv_nng_info info;
+    srv_nng_get_info(t, &info);
+    cJSON *o = cJSON_AddObjectToObject(doc, name);
+    cJSON_AddNumberToObject(o, "connections", info.connections);
+    cJSON_AddNumberToObject(o, "in_flight", info.in_flight);
+    cJSON_AddNumberToObject(o, "requests", (double)info.requests);
+    cJSON_AddNumberToObject(o, "refused_busy", (double)info.busy);
+    cJSON_AddNumberToObject(o, "closed_flood", (double)info.closed_flood);
+    cJSON_AddNumberToObject(o, "closed_slow", (double)info.closed_slow);
+    cJSON_AddNumberToObject(o, "closed_garbage", (double)info.closed_garbage);
+    cJSON_AddNumberToObject(o, "closed_full", (double)info.closed_full);
+    cJSON_AddNumberToObject(o, "closed_idle", (double)info.closed_idle);
+}
+
+static void describe(void *ctx, cJSON *out) {
+    const server *s = ctx;
+    cJSON *o = cJSON_AddObjectToObject(out, "transport");
+    add_transport(o, "clients", s->clients);
+    add_transport(o, "administration", s->admin);
+}
+
+// ---- configuration
+
+static void reconfigured(void *ctx) {
+    server *s = ctx;
+    const srv_conf *conf = &s->core.conf;
+    attnd_log_set_level(attnd_log_level_parse(conf->log_level));
+    srv_nng_set_send_timeout(s->clients, conf->send_timeout_ms);
+    srv_nng_set_send_timeout(s->admin, conf->send_timeout_ms);
+    rearm(s, attnd_clock_ms()); // hello_timeout, and quotas that waiting steps may now fit
+}
+
+// take_value takes over one value of a configuration read again.
+static void take_value(void *arg, const char *key, const char *value) {
+    server *s = arg;
+    char old[SRV_CONF_TEXT_BYTES] = "";
+    attnd_errinfo info;
+    const srv_conf_key *row = srv_conf_find(key);
+    bool same = srv_conf_get(&s->core.conf, key, old, &info) == ATTND_OK && !strcmp(old, value);
+    if (same) {
+        return;
+    }
+    if (!row->reloadable) {
+        attnd_log(ATTND_LOG_WARN, "conf", "%s = %s takes effect at the next start, it is %s", key,
+                  value, old);
+    } else if (srv_conf_set(&s->core.conf, key, value, &info)) {
+        attnd_log(ATTND_LOG_WARN, "conf", "%s stays %s: %s", key, old, info.text);
+    } else {
+        attnd_log(ATTND_LOG_INFO, "conf", "%s = %s, was %s", key, value, old);
+    }
+}
+
+static void on_hup(uv_signal_t *handle, int signum) {
+    (void)signum;
+    server *s = handle->data;
+    attnd_errinfo info;
+    srv_conf *next = malloc(sizeof(*next));
+    attnd_err err = next ? srv_args_conf(s->args, next, &info)
+                         : attnd_fail(&info, ATTND_ENOMEM, "", "no memory");
+    if (!err) {
+        srv_conf_each(next, take_value, s);
+        err = srv_core_apply_tenants(&s->core, &info);
+    }
+    if (err) {
+        attnd_log(ATTND_LOG_ERROR, "conf", "nothing was reloaded: %s", info.text);
+    } else {
+        attnd_log(ATTND_LOG_INFO, "conf", "reloaded");
+        reconfigured(s);
+    }
+    free(next);
+}
+
+// ---- start
+
+static void start_handles(server *s) {
+    uv_timer_init(&s->loop, &s->timer);
+    uv_timer_init(&s->loop, &s->watchdog);
+    uv_prepare_init(&s->loop, &s->idle);
+    uv_signal_init(&s->loop, &s->sigterm);
+    uv_signal_init(&s->loop, &s->sigint);
+    uv_signal_init(&s->loop, &s->sighup);
+    s->timer.data = s->watchdog.data = s->idle.data = s;
+    s->sigterm.data = s->sigint.data = s->sighup.data = s;
+    uv_prepare_start(&s->idle, on_idle);
+    uv_signal_start(&s->sigterm, on_term, SIGTERM);
+    uv_signal_start(&s->sigint, on_term, SIGINT);
+    uv_signal_start(&s->sighup, on_hup, SIGHUP);
+    uint64_t watchdog_ms = srv_notify_watchdog_ms();
+    if (watchdog_ms) {
+        uv_timer_start(&s->watchdog, on_watchdog, 0, watchdog_ms / 2);
+    }
+}
+
+static attnd_err start_compute(server *s, attnd_errinfo *info) {
+    const srv_conf *conf = &s->core.conf;
+    srv_compute_opts opts = {
+        .loop = &s->loop,
+        .kv = s->core.kv,
+        .pool = s->arena.base,
+        .pool_bytes = s->arena.bytes,
+        .num_threads = (uint32_t)conf->threads,
+        .max_rows = (uint32_t)conf->launch_rows,
+        .isa = conf->isa[0] ? conf->isa : NULL,
+        .deterministic = conf->deterministic,
+    };
+    attnd_err err = srv_compute_create(&s->compute, &opts, info);
+    if (!err) {
+        err = srv_core_set_backend(&s->core, srv_compute_backend(s->compute), info);
+    }
+    if (!err) {
+        srv_compute_set_sched(s->compute, s->core.sched);
+    }
+    return err;
+}
+
+static void say_ready(const server *s) {
+    static const char *const pages[] = {"small", "transparent huge", "huge"};
+    char status[256];
+    snprintf(status, sizeof(status), "%.1f GiB of %s pages, %s", (double)s->arena.bytes / (1 << 30),
+             pages[s->arena.pages], srv_compute_isa(s->compute));
+    attnd_log(ATTND_LOG_INFO, "server", "attnd %s serves: %s", ATTND_VERSION, status);
+    printf("attnd ready: %s (administration %s)\n", s->core.conf.listen, s->admin_url);
+    fflush(stdout);
+    srv_notify_ready(status);
+}
+
+static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
+    attnd_err err = kv_arena_open_host(&s->arena, conf->memory_bytes, info);
+    if (!err) {
+        err = srv_core_init(&s->core, conf, &s->arena, &s->hooks, info);
+    }
+    if (!err) {
+        err = start_compute(s, info);
+    }
+    return err ? err : open_transports(s, info);
+}
+
+attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errinfo *info) {
+    server *s = calloc(1, sizeof(*s));
+    if (!s || uv_loop_init(&s->loop) != 0) {
+        free(s);
+        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for the daemon");
+    }
+    signal(SIGPIPE, SIG_IGN);
+    s->args = args;
+    s->timer_at_ms = UINT64_MAX;
+    s->arena.fd = -1;
+    s->hooks = (srv_core_hooks){rearm, begin_drain, reconfigured, describe, s};
+    attnd_log_set_level(attnd_log_level_parse(conf->log_level));
+    start_handles(s);
+    attnd_err err = make(s, conf, info);
+    if (err) {
+        finish(s);
+    } else {
+        say_ready(s);
+    }
+    uv_run(&s->loop, UV_RUN_DEFAULT);
+    uv_loop_close(&s->loop);
+    srv_compute_free(s->compute);
+    srv_core_fini(&s->core);
+    kv_arena_close_host(&s->arena);
+    srv_nng_fini();
+    free(s);
+    if (!err) {
+        attnd_log(ATTND_LOG_INFO, "server", "stopped");
+    }
+    return err;
+}

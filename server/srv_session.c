@@ -1,0 +1,138 @@
+// Sessions: a pool, a list of the live ones, and an end in three stages.
+//
+//     connection lost -> cancel what waits, end the steps -> last request answered, last step gone
+//                     -> the cache's session is closed: sequences and model uses are given back
+//
+// Everything is counted by list membership: a session is over when both its lists are empty.
+#include "server/srv_session.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+#include "proto/clock.h"
+#include "proto/log.h"
+#include "server/srv_core.h"
+#include "server/srv_ops.h"
+
+static void close_models(srv_session *s) {
+    for (uint32_t i = 0; i < s->core->models.max; i++) {
+        for (; s->model_uses[i]; s->model_uses[i]--) {
+            kv_model_close(s->core->kv, i);
+        }
+    }
+}
+
+attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, const char *client,
+                           srv_session **out, attnd_errinfo *info) {
+    list_node *node = list_first(&core->free_sessions);
+    if (!node) {
+        return attnd_fail(info, ATTND_EBUSY, "", "all sessions are taken");
+    }
+    srv_session *s = LIST_ENTRY(node, srv_session, node);
+    if (getrandom(s->secret, sizeof(s->secret), 0) != (ssize_t)sizeof(s->secret)) {
+        return attnd_fail(info, ATTND_EIO, "", "no random bytes for a secret");
+    }
+    attnd_err err = kv_session_open(core->kv, core->tenants[tenant_idx], s->secret, &s->id);
+    if (err) {
+        return attnd_fail(info, err, "", "all sessions are taken");
+    }
+    list_remove(node);
+    list_append(&core->sessions, node);
+    core->num_sessions++;
+    s->core = core;
+    s->tenant = core->tenants[tenant_idx];
+    s->tenant_idx = tenant_idx;
+    s->uid = conn->uid;
+    s->conn = conn;
+    s->settling = false;
+    s->opened_ms = attnd_clock_ms();
+    s->num_requests = s->errors = 0;
+    memset(s->client, 0, sizeof(s->client));
+    memcpy(s->client, client, strnlen(client, sizeof(s->client) - 1));
+    list_init(&s->requests);
+    list_init(&s->steps);
+    conn->session = s;
+    *out = s;
+    return ATTND_OK;
+}
+
+static bool cancel_one(srv_session *s) {
+    LIST_FOREACH (&s->requests, node) {
+        srv_request *rq = LIST_ENTRY(node, srv_request, node);
+        if (rq->cancel) {
+            void (*cancel)(srv_request *) = rq->cancel;
+            rq->cancel = NULL;
+            cancel(rq);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool end_one(srv_session *s) {
+    LIST_FOREACH (&s->steps, node) {
+        srv_step *step = LIST_ENTRY(node, srv_step, node);
+        if (step->state != SRV_STEP_ENDING) {
+            srv_step_end(s->core, step);
+            return true;
+        }
+    }
+    return false;
+}
+
+// A canceled request may answer others and take them out of the lists, so each turn starts anew.
+void srv_session_abort(srv_session *s) {
+    s->settling = true;
+    while (cancel_one(s)) {
+    }
+    while (end_one(s)) {
+    }
+    s->settling = false;
+    srv_session_settle(s);
+}
+
+void srv_session_end(srv_session *s) {
+    s->conn->session = NULL;
+    s->conn = NULL;
+    srv_session_abort(s);
+}
+
+void srv_session_settle(srv_session *s) {
+    if (s->conn || s->settling || !list_empty(&s->requests) || !list_empty(&s->steps)) {
+        return;
+    }
+    srv_core *core = s->core;
+    uint64_t now = attnd_clock_ms();
+    attnd_err err = kv_session_close(core->kv, s->id, now);
+    ATTND_ASSERT(!err);
+    core->hooks->rearm(core->hooks->ctx, now); // kept sequences' time runs from here
+    close_models(s);
+    list_remove(&s->node);
+    list_append(&core->free_sessions, &s->node);
+    core->num_sessions--;
+    attnd_log(ATTND_LOG_INFO, "session", "%llx of %s ended: %llu requests, %llu errors",
+              (unsigned long long)s->id, s->client, (unsigned long long)s->num_requests,
+              (unsigned long long)s->errors);
+    srv_core_freed(core);
+}
+
+srv_session *srv_session_find(srv_core *core, uint64_t id) {
+    LIST_FOREACH (&core->sessions, node) {
+        srv_session *s = LIST_ENTRY(node, srv_session, node);
+        if (s->id == id) {
+            return s;
+        }
+    }
+    return NULL;
+}
+
+srv_request *srv_session_find_request(const srv_session *s, uint64_t request,
+                                      const srv_request *except) {
+    LIST_FOREACH (&s->requests, node) {
+        srv_request *rq = LIST_ENTRY(node, srv_request, node);
+        if (rq->header.request == request && rq != except) {
+            return rq;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,52 @@
+// srv_session is one client: its connection, its unanswered requests, its open steps, and the
+// models it uses.  A session ends when its connection is lost: waiting requests are canceled,
+// running ones awaited, steps aborted, and only then are its sequences given back, so that nothing
+// is freed under a launch.  Loop thread only.
+#ifndef ATTND_SERVER_SRV_SESSION_H
+#define ATTND_SERVER_SRV_SESSION_H
+
+#include "kvcache/kv_cache.h"
+#include "server/srv_request.h"
+
+typedef struct srv_core srv_core; // srv_core.h
+
+struct srv_session {
+    srv_core *core;
+    list_node node; // in core->sessions, or in core->free_sessions
+    uint64_t id;
+    uint8_t secret[KV_SECRET_BYTES];
+    uint32_t tenant;     // of kv_cache
+    uint32_t tenant_idx; // in core->conf.tenants
+    uint32_t uid;
+    srv_conn *conn; // NULL once it is lost
+    bool settling;  // srv_session_abort walks the lists: do not close yet
+    char client[PROTO_NAME_BYTES];
+    list_node requests;   // unanswered, srv_request.node
+    list_node steps;      // srv_step.node
+    uint16_t *model_uses; // [conf.max_models], times that the session has opened each
+    uint64_t opened_ms;
+    uint64_t num_requests, errors; // since hello
+};
+
+// srv_session_open makes a session for a connection that has none.  ATTND_EBUSY: all are taken.
+attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, const char *client,
+                           srv_session **out, attnd_errinfo *info);
+
+// srv_session_abort cancels the session's waiting requests and ends its steps.
+void srv_session_abort(srv_session *s);
+
+// srv_session_end begins the end of a session whose connection is lost.
+void srv_session_end(srv_session *s);
+
+// srv_session_settle closes a session that is ending and has nothing left.  Call it whenever a
+// request or a step of it has gone.
+void srv_session_settle(srv_session *s);
+
+// srv_session_find returns a live session, NULL for none.
+srv_session *srv_session_find(srv_core *core, uint64_t id);
+
+// srv_session_find_request returns an unanswered request of that id other than rq, NULL for none.
+srv_request *srv_session_find_request(const srv_session *s, uint64_t request,
+                                      const srv_request *except);
+
+#endif

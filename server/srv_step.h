@@ -1,0 +1,128 @@
+// srv_step is an open step: which rows its attends have, what was copied from the client for them,
+// which layers are done, and what still runs.  Its blocks are the cache's.  Pools sized at start;
+// loop thread only.
+//
+//     OPENING -> OPEN -> COMMITTING -> gone
+//         '--------'---------'-> ENDING -> gone      canceled, expired, or its session lost
+#ifndef ATTND_SERVER_SRV_STEP_H
+#define ATTND_SERVER_SRV_STEP_H
+
+#include "scheduler/sched_wait.h"
+#include "server/srv_model.h"
+#include "server/srv_request.h"
+
+typedef struct srv_core srv_core;
+
+// srv_step_seq is one sequence of a step, as its launches see it.
+typedef struct srv_step_seq {
+    uint32_t rows;            // query rows: new_len - cached, or q_len when read only
+    uint32_t new_rows;        // rows when it appends, else 0
+    uint32_t row_start;       // first of its rows in q and out
+    uint32_t new_start;       // first of its rows in k and v
+    int32_t kv_len;           // after the append
+    const int32_t *positions; // [rows], NULL = default; in the step's memory
+    const uint64_t *tree;     // [rows, ceil(rows / 64)], NULL = none; in the step's memory
+} srv_step_seq;
+
+typedef enum srv_step_state {
+    SRV_STEP_FREE,
+    SRV_STEP_OPENING, // waits for its blocks, or for copies before its first attend
+    SRV_STEP_OPEN,
+    SRV_STEP_COMMITTING, // moves of accepted rows run
+    SRV_STEP_ENDING,     // to be aborted once nothing of it runs
+} srv_step_state;
+
+enum { SRV_LAYER_WORDS = PROTO_MAX_LAYERS / 64 };
+
+// srv_committed_cb is told how a commit went: committed lengths [num_lens], or an error.  info is
+// never NULL.
+typedef void srv_committed_cb(srv_request *rq, attnd_err err, const uint32_t *lens,
+                              uint32_t num_lens, const attnd_errinfo *info);
+
+struct srv_step {
+    list_node node; // in session->steps, or in the free list
+    srv_step_state state;
+    // decode, prefill (srv_ops_attend1.c): nobody but its own request knows the step
+    bool once, recompute;
+    uint64_t commit_id;
+    uint64_t handle; // of kv_cache; 0 = has no blocks yet
+    srv_session *session;
+    const srv_model *model;
+    uint32_t model_idx;
+    uint64_t deadline_ms; // 0 = none
+    kv_step_seq *kv_seqs; // [num_seqs]
+    srv_step_seq *seqs;   // [num_seqs]
+    uint32_t *active;     // [num_active] sequences with rows: the rows of a launch
+    uint32_t num_seqs, num_active;
+    uint32_t rows, new_rows; // of all sequences
+    uint32_t running;        // attends and copies of it in the scheduler
+    uint32_t num_attended;
+    uint64_t attended[SRV_LAYER_WORDS], attending[SRV_LAYER_WORDS]; // a bit a layer
+    uint8_t *memory;                                                // [steps.memory_bytes]
+    size_t memory_used, memory_mark; // mark: before the commit under way
+    // opening: the request that wants it, the id its reply is kept under, and who is told
+    srv_request *request;
+    uint64_t kept_id; // 0 = none
+    void (*opened)(srv_step *step, attnd_err err, const attnd_errinfo *info);
+    sched_waiter waiter;
+    // copies before the first attend; moves before the commit
+    const kv_copy *copies;
+    uint32_t num_copies;
+    sched_req copy_req;
+    uint32_t *accepted; // [num_seqs], in memory; of the commit under way (srv_commit.c)
+    srv_committed_cb *committed;
+    list_node cancels; // requests that wait for its end, srv_request.wait_node
+};
+
+typedef struct srv_steps {
+    srv_step *pool; // [max]
+    list_node free;
+    srv_step **by_index; // [max], by the low half of the cache's handle
+    uint32_t max, num_open;
+    size_t memory_bytes; // of one step
+    kv_step_seq *kv_seqs;
+    srv_step_seq *seqs;
+    uint32_t *active;
+    uint8_t *memory;
+} srv_steps;
+
+attnd_err srv_steps_init(srv_steps *steps, uint32_t max, uint32_t max_seqs, size_t memory_bytes);
+void srv_steps_fini(srv_steps *steps);
+
+// srv_step_take takes a step from the pool for num_seqs sequences, all zero.  ATTND_EBUSY.
+attnd_err srv_step_take(srv_core *core, srv_session *session, uint32_t num_seqs, srv_step **out,
+                        attnd_errinfo *info);
+
+// srv_step_alloc returns bytes of the step's memory, 8-aligned, NULL when it is used up.
+void *srv_step_alloc(srv_core *core, srv_step *step, size_t bytes);
+
+// srv_step_open asks for the step's blocks, waiting for them until its deadline.  kv_seqs, seqs
+// (positions and trees), model, deadline_ms, request, kept_id and opened are filled in.  opened is
+// called once, from inside or later; after an error the step is gone.
+void srv_step_open(srv_core *core, srv_step *step);
+
+// srv_step_find returns an open step of the session, NULL when it is gone, another's, or not open
+// yet.
+srv_step *srv_step_find(const srv_core *core, const srv_session *session, uint64_t handle);
+
+// srv_step_settle gives the blocks of a step back that is ENDING and has nothing running.
+void srv_step_settle(srv_core *core, srv_step *step);
+
+// srv_step_done tells that an attend or copy of the step has left the scheduler, and settles it.
+void srv_step_done(srv_core *core, srv_step *step);
+
+// srv_step_end aborts a step: what waits in the scheduler is canceled, what runs is awaited, then
+// its blocks are given back and the requests in `cancels` are answered.
+void srv_step_end(srv_core *core, srv_step *step);
+
+// srv_step_release returns a step to the pool whose blocks are committed or were never had.
+void srv_step_release(srv_core *core, srv_step *step);
+
+// srv_steps_expire ends steps past their deadline; returns the next deadline, UINT64_MAX = none.
+uint64_t srv_steps_expire(srv_core *core, uint64_t now_ms);
+
+static inline bool srv_layer_bit(const uint64_t *set, uint32_t layer) {
+    return set[layer / 64] >> (layer % 64) & 1;
+}
+
+#endif
