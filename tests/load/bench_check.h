@@ -1,0 +1,53 @@
+// bench_check compares output rows of the daemon with the float64 reference.
+//
+// A row is one token of one layer, all its query heads; err is the largest |out - reference| of its
+// q_heads * v_head_dim elements.  It must be at most
+//
+//     2 * (err of a plain unfused run) + 1 ulp of the output type at the row's largest |reference|
+//
+// where the plain run (bench_ref.h) is made in three summation orders and the worst one counts.
+// The plain runs are made as far as they are needed: none when err is within the ulp, one order
+// after another until its bound covers err.  So the verdict is that of the full bound, at a
+// fraction of its cost, and the bound that is reported with an error is a lower one.
+#ifndef ATTND_LOAD_BENCH_CHECK_H
+#define ATTND_LOAD_BENCH_CHECK_H
+
+#include <stdint.h>
+
+#include "proto/err.h"
+#include "tests/load/bench_model.h"
+
+typedef struct bench_verdict {
+    uint64_t rows;          // checked
+    uint64_t mismatches;    // rows whose error is past the bound, or NaN
+    uint64_t plain_runs;    // rows for which a plain run was needed
+    double max_error;       // largest err of a row; infinite for a NaN
+    double max_error_bound; // the bound of that row, as far as it was needed
+    char first[192];        // the first mismatch, in words; "" = none
+} bench_verdict;
+
+// bench_verdict_add adds what other has seen.
+void bench_verdict_add(bench_verdict *v, const bench_verdict *other);
+
+// bench_rows is what is to be checked: rows of one request and layer.
+typedef struct bench_rows {
+    uint64_t request;
+    uint32_t layer;
+    uint32_t num_rows;
+    const uint32_t *positions; // [num_rows]
+    const void *out;           // [num_rows, q_heads, v_head_dim] of the model's dtype
+} bench_rows;
+
+typedef struct bench_check bench_check;
+
+// bench_check_create: borrows m.  One a thread.  The caller owns *out: bench_check_free.
+attnd_err bench_check_create(bench_check **out, const bench_model *m, uint64_t seed);
+void bench_check_free(bench_check *check);
+
+// bench_check_rows adds the verdict on rows to *v.  ATTND_ENOMEM: nothing was checked.
+attnd_err bench_check_rows(bench_check *check, const bench_rows *rows, bench_verdict *v);
+
+// bench_ulp returns the distance from |x| to the next larger number of a type.
+double bench_ulp(attnd_dtype dtype, double x);
+
+#endif
