@@ -19,11 +19,11 @@
 //
 // Request ids.  Chosen by the client, never 0, different for all that is outstanding.  For the ops
 // marked `once` an id is used for one request only, ever, in a session; such ids may arrive in any
-// order within 64 below the highest seen, and at most 64 such requests are outstanding.  Ids of
-// other ops do not count there, so a client draws the two kinds from separate ranges.  A repeat of
-// an answered request is answered again with the same reply and changes nothing; an id below the
-// window gets ESTALE.  A repeated decode or prefill computes its output again while the sequences
-// still have the length it left, else ESTALE.
+// order within 64 below the highest seen, so a client sends none that is 64 or more above its
+// oldest without an answer.  Ids of other ops do not count there; draw the two kinds from separate
+// ranges.  A repeat of an answered request is answered again with the same reply and changes
+// nothing; an id below the window gets ESTALE.  A repeated decode or prefill computes its output
+// again while the sequences still have the length it left, else ESTALE.
 //
 // Errors.  status < 0 (proto/err.h); the body is then one proto_error.  A refused request changed
 // nothing.  Past the daemon's message limit, with garbage for a header, or with over twice the

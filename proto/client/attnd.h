@@ -21,7 +21,8 @@
 // reply is malformed; nothing of it was used.
 //
 // A call takes one of 64 slots (fewer when the daemon allows fewer requests in flight); when all
-// are taken it waits for one within its timeout.
+// are taken it waits for one within its timeout.  So does a call that changes state when 63 younger
+// ones were made since the oldest that still has no answer (a step that waits for blocks, say).
 #ifndef ATTND_PROTO_CLIENT_ATTND_H
 #define ATTND_PROTO_CLIENT_ATTND_H
 

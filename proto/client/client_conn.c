@@ -5,9 +5,11 @@
 // NNG must not send a request again by itself (an append would be made twice): the resend time is
 // infinite.
 //
-// A call takes a slot: a REQ context and an aio, kept for the next call.  Ids are given out under
-// the lock that also starts the send, and NNG sends waiting contexts first come, first served: ids
-// reach the daemon in ascending order, so the window of 64 ids is never left behind.
+// A call takes a slot: a REQ context and an aio, kept for the next call.  No id is given out that
+// is 64 or more above the oldest one without an answer, so that a request which is held up on its
+// way never falls out of the daemon's window, whatever overtakes it.  A call that would need such
+// an id waits; the price is that during a step that waits for blocks only 63 more such requests are
+// made.
 #include "proto/client/client_conn.h"
 
 #include <errno.h>
@@ -25,6 +27,7 @@ enum { NNG_ID_BYTES = 4 }; // REQ's own id, which NNG counts as part of a messag
 typedef struct slot {
     nng_ctx ctx;
     nng_aio *aio;
+    uint64_t once_id;  // of a request without an answer that counts in the window; 0 = none
     struct slot *next; // in the idle list
 } slot;
 
@@ -208,16 +211,32 @@ static attnd_err make_slot(client_conn *conn, slot **out, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
-// take_slot waits until deadline_ms for a slot.  Called with the lock held.
-static attnd_err take_slot(client_conn *conn, uint64_t deadline_ms, slot **out,
+// window_full says whether the next once id is too far above the oldest without an answer.  Called
+// with the lock held.
+static bool window_full(const client_conn *conn) {
+    uint64_t oldest = conn->once_id + 1;
+    for (uint32_t i = 0; i < conn->num_slots; i++) {
+        uint64_t id = conn->slots[i].once_id;
+        oldest = id && id < oldest ? id : oldest;
+    }
+    return conn->once_id + 1 - oldest >= PROTO_REQUEST_WINDOW;
+}
+
+// must_wait says whether a call has to wait for another one to end.  Called with the lock held.
+static bool must_wait(const client_conn *conn, bool once) {
+    return (!conn->idle && conn->num_slots >= conn->max_slots) || (once && window_full(conn));
+}
+
+// take_slot waits until deadline_ms for a slot and, when once, for an id.  Called with the lock
+// held.
+static attnd_err take_slot(client_conn *conn, bool once, uint64_t deadline_ms, slot **out,
                            attnd_errinfo *info) {
     struct timespec until = {.tv_sec = (time_t)(deadline_ms / 1000),
                              .tv_nsec = (long)(deadline_ms % 1000) * 1000000};
     int timed_out = 0;
-    while (!conn->lost && !conn->idle && conn->num_slots >= conn->max_slots) {
+    while (!conn->lost && must_wait(conn, once)) {
         if (timed_out) {
-            return attnd_fail(info, ATTND_ETIMEDOUT, "", "%u requests are in flight already",
-                              conn->num_slots);
+            return attnd_fail(info, ATTND_ETIMEDOUT, "", "waited for other requests in flight");
         }
         timed_out = pthread_cond_timedwait(&conn->idle_cond, &conn->lock, &until) == ETIMEDOUT;
     }
@@ -234,9 +253,10 @@ static attnd_err take_slot(client_conn *conn, uint64_t deadline_ms, slot **out,
 
 static void give_slot(client_conn *conn, slot *s) {
     pthread_mutex_lock(&conn->lock);
+    s->once_id = 0;
     s->next = conn->idle;
     conn->idle = s;
-    pthread_cond_signal(&conn->idle_cond);
+    pthread_cond_broadcast(&conn->idle_cond); // not all wait for the same
     pthread_mutex_unlock(&conn->lock);
 }
 
@@ -269,10 +289,12 @@ static void set_timeout(slot *s, uint64_t deadline_ms) {
 static attnd_err start_send(client_conn *conn, proto_op op, client_msg *m, uint64_t deadline_ms,
                             slot **out, uint64_t *id, attnd_errinfo *info) {
     pthread_mutex_lock(&conn->lock);
-    attnd_err err = take_slot(conn, deadline_ms, out, info);
+    bool once = is_once(op);
+    attnd_err err = take_slot(conn, once, deadline_ms, out, info);
     if (!err) {
         slot *s = *out;
-        *id = is_once(op) ? ++conn->once_id : ++conn->other_id;
+        *id = once ? ++conn->once_id : ++conn->other_id;
+        s->once_id = once ? *id : 0;
         proto_write_header(m->data, op, *id, ATTND_OK, m->bytes);
         set_timeout(s, deadline_ms);
         nng_aio_set_msg(s->aio, m->handle);

@@ -114,7 +114,7 @@ static size_t check_window(proto_view request, const proto_header *h, uint8_t *r
     uint64_t top = atomic_load(&highest);
     while (h->request > top && !atomic_compare_exchange_weak(&highest, &top, h->request)) {
     }
-    if (h->request + 64 < top || h->request >= 20000 ||
+    if (h->request + 63 < top || h->request >= 20000 ||
         atomic_fetch_add(&seen_ids[h->request], 1) != 0) {
         atomic_fetch_add(&wrong_window, 1);
     }
@@ -229,6 +229,37 @@ START_TEST(conn_waits_for_a_slot_no_longer_than_its_time) {
     fake_daemon_stop(f); // which ends the other one's calls
     pthread_join(other, NULL);
     client_conn_close(conn);
+}
+END_TEST
+
+static size_t silent_to_first(proto_view request, const proto_header *h, uint8_t *reply) {
+    return h->request == 1 ? FAKE_SILENT : answer_id(request, h, reply);
+}
+
+static void *first_call(void *arg) {
+    uint64_t out;
+    ck_assert_int_eq(call(arg, PROTO_STEP, 1500, &out), ATTND_ETIMEDOUT);
+    return NULL;
+}
+
+START_TEST(conn_ids_stay_within_the_window_of_the_oldest) {
+    fake_daemon *f = fake_daemon_start(silent_to_first, 1);
+    conn = connect_to(f, 5000);
+    pthread_t first;
+    ck_assert_int_eq(pthread_create(&first, NULL, first_call, conn), 0);
+    usleep(100000);
+    uint64_t out = 0;
+    for (uint64_t id = 2; id <= 64; id++) {
+        ATTND_CK_OK(call(conn, PROTO_COMMIT, 5000, &out));
+        ck_assert_uint_eq(out, id);
+    }
+    ATTND_CK_ERR(call(conn, PROTO_COMMIT, 50, &out), ATTND_ETIMEDOUT);
+    ATTND_CK_OK(call(conn, PROTO_ATTEND, 5000, &out)); // does not count
+    ATTND_CK_OK(call(conn, PROTO_COMMIT, 5000, &out)); // waits until the first one gives up
+    ck_assert_uint_eq(out, 65);
+    pthread_join(first, NULL);
+    client_conn_close(conn);
+    fake_daemon_stop(f);
 }
 END_TEST
 
@@ -382,6 +413,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, conn_call_without_a_reply_times_out);
     tcase_add_test(tc, conn_late_reply_is_not_taken_for_the_next_one);
     tcase_add_test(tc, conn_waits_for_a_slot_no_longer_than_its_time);
+    tcase_add_test(tc, conn_ids_stay_within_the_window_of_the_oldest);
     tcase_add_test(tc, conn_lost_connection_ends_this_call_and_every_later_one);
     tcase_add_test(tc, conn_loss_wakes_all_that_wait);
     tcase_add_test(tc, conn_to_a_daemon_that_stops_is_lost);
