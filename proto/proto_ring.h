@@ -2,39 +2,58 @@
 // and daemon share, one ring a session.  A client can be written from this file and proto_wire.h
 // alone.
 //
-// Attach.  hello's reply names the attach socket (AF_UNIX, SOCK_SEQPACKET).  The client connects
-// and sends one proto_attach; the daemon answers one proto_attach_reply with one descriptor
-// (SCM_RIGHTS): a memfd, sealed against shrinking and growing, of the size that was asked for.  The
-// client maps it whole.  The connection is the session's: when it closes, the session ends (with
-// session = 0 in proto_attach the ring has a session of its own and hello is the first message on
-// it).  The client sends no descriptors; whoever does loses the connection.
+// Attach.  hello's reply names the attach socket (AF_UNIX, SOCK_SEQPACKET); a client that says no
+// hello over NNG is told it by its user.  The client connects and sends one proto_attach; the
+// daemon answers one proto_attach_reply, on success with one descriptor (SCM_RIGHTS): a memfd,
+// sealed against shrinking and growing, which the client maps whole (MAP_SHARED).  The client sends
+// no descriptors; whoever does loses the connection.
 //
-// Region.  Little-endian, offsets count bytes from its start:
-//     0      proto_ring, 4096 bytes: geometry, then each index on a cache line of its own
+// Session.  With session = 0 in proto_attach the ring has a session of its own, and hello is the
+// first message on it.  With the id and secret of a session that was opened over NNG, the ring
+// joins that: requests may go either way, their ids are the session's.  The loss of either
+// connection ends the session, and the daemon closes the other.
+//
+// Region.  Little-endian, offsets count bytes from its start (proto_ring_layout_make):
+//     0      proto_ring: geometry, then each side's indices on a cache line of their own
 //     4096   submissions: proto_ring_submit [entries]
 //     ...    completions: proto_ring_complete [entries]
-//     ...    data: messages and replies, laid out by the client as it likes
-// entries is a power of two.  Indices run from 0 and wrap at 2^32; entry i is at i % entries.
+//     ...    data, from the next multiple of 4096: messages and replies, laid out by the client as
+//            it likes
+// entries is a power of two.  Indices start at 0 and wrap at 2^32; entry i is at i % entries.
 //
 //                 submissions                        completions
 //     client: writes entry, then stores sq_tail  |  reads up to cq_tail, then stores cq_head
 //     daemon: loads sq_tail, reads, stores sq_head  |  writes entry, then stores cq_tail
-// Stores release, loads acquire.  At most `entries` requests are outstanding (submitted, completion
-// not read): more is a protocol error.
+// Stores release, loads acquire.  A request is outstanding from the store of sq_tail to the store
+// of cq_head behind its completion.  At most `entries` are: then neither queue can run over, and a
+// client need not look at sq_head.  Of those, the ones without a completion count against the
+// daemon's limits.in_flight; beyond it they get EBUSY.  Completions come in any order.
 //
 // A submission names a message (proto_header and body, as over NNG, offsets from its start) and the
 // place for its reply.  q, k and v are read in place and out is written in place, so the client
 // leaves both alone until the completion.  Everything else is copied once, then checked: whatever
-// is written into the region at any moment harms this client alone.  A reply that does not fit its
-// place is an error reply EMSGSIZE, and when even that does not fit, the completion's status alone
-// says so.
+// is written into the region at any moment harms this client alone.  The reply begins at reply_off.
+// A reply that does not fit its place becomes an error reply EMSGSIZE, and nothing was changed.  So
+// that this can be known beforehand, a place holds at least PROTO_RING_MIN_REPLY bytes, for hello
+// and model_open PROTO_RING_JSON_REPLY.  The completion's status alone tells of a place below
+// PROTO_RING_MIN_REPLY (EMSGSIZE) and of a submission that breaks another rule of proto_ring_submit
+// (EPROTO); that request was not tried.
 //
-// Doorbells.  The daemon spins for a bounded time while a session has calls in flight, then sets
-// daemon_sleeps; a client that finds it set after storing sq_tail (full fence between) sends one
-// byte on the attach socket with MSG_DONTWAIT.  A client that wants to sleep stores client_waits =
-// 1, checks cq_tail again (full fence between), and waits by FUTEX_WAIT on cq_tail; the daemon that
-// finds it set after storing cq_tail stores 0 and wakes by FUTEX_WAKE.  The daemon's death closes
-// the attach socket: a waiting client bounds its futex wait and polls the socket.
+// The daemon closes the connection of a client that sends a descriptor, stores an sq_tail more than
+// `entries` ahead of sq_head or a cq_head beyond cq_tail, or has more than `entries` outstanding.
+// What is in flight then gets no completion.
+//
+// Doorbells.  The daemon polls sq_tail of every ring until nothing has happened on any of them for
+// spin_us, then sets daemon_sleeps and looks once more.  A client that finds daemon_sleeps set
+// after storing sq_tail (full fence between) sends one packet of one byte on the attach socket with
+// MSG_DONTWAIT; EAGAIN is as good as success.  One too many does no harm, so a client that has no
+// fences always sends it.
+//
+// A client that wants to sleep stores client_waits = 1, looks at cq_tail again (full fence
+// between), and waits by FUTEX_WAIT (not PRIVATE) on cq_tail.  The daemon that finds client_waits
+// set after storing cq_tail (full fence between) stores 0 and wakes one waiter by FUTEX_WAKE:
+// threads of one client wake each other.  The daemon's end closes the attach socket and wakes
+// nobody: a waiting client bounds its futex wait and polls the socket for POLLHUP.
 #ifndef ATTND_PROTO_PROTO_RING_H
 #define ATTND_PROTO_PROTO_RING_H
 
@@ -42,12 +61,18 @@
 
 #include "proto/proto_wire.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum {
     PROTO_RING_MAGIC = 0x474e5241, // "ARNG"
     PROTO_RING_HEAD_BYTES = 4096,
     PROTO_RING_MIN_ENTRIES = 2,
     PROTO_RING_MAX_ENTRIES = 1024,
     PROTO_RING_ALIGN = 64, // of messages and of replies in the data area
+    PROTO_RING_MIN_REPLY = sizeof(proto_header) + sizeof(proto_error),
+    PROTO_RING_JSON_REPLY = 16384,
 };
 
 // proto_attach is the client's one packet.
@@ -59,15 +84,19 @@ typedef struct proto_attach {
     uint8_t secret[16];  // 16: of that session; zeros when session = 0
     uint32_t entries;    // 32: a power of two
     uint32_t reserved2;  // 36: 0
-    uint64_t data_bytes; // 40: size of the data area, at most the daemon's limit
+    uint64_t data_bytes; // 40: of the data area, rounded up to 4096 by the daemon; not 0
 } proto_attach;
 
+// proto_attach_reply.  status: EPROTO, EVERSION, EINVAL (entries, reserved), EMSGSIZE (bytes is the
+// largest data_bytes that the daemon gives), EBUSY (all rings or their memory are taken), ENOMEM,
+// ESTALE (no such session), EPERM (not its secret, or not a user who may), EEXIST (the session has
+// a ring), ESHUTDOWN.  After an error the daemon closes the connection.
 typedef struct proto_attach_reply {
     uint32_t magic;    //  0: PROTO_RING_MAGIC
-    int32_t status;    //  4: 0, or an attnd_err (no descriptor, and the connection closes)
+    int32_t status;    //  4: 0, or an attnd_err and no descriptor
     uint64_t bytes;    //  8: of the whole region
     uint64_t data_off; // 16: of the data area
-    uint32_t spin_us;  // 24: how long the daemon spins before it sleeps
+    uint32_t spin_us;  // 24: how long the daemon polls after the last event before it sleeps
     uint32_t reserved; // 28
 } proto_attach_reply;
 
@@ -88,15 +117,15 @@ typedef struct proto_ring {
 
 typedef struct proto_ring_submit {
     uint64_t msg_off;     //  0: of the message, a multiple of PROTO_RING_ALIGN, in the data area
-    uint32_t msg_bytes;   //  8: header and body
-    uint32_t reply_bytes; // 12: room for the reply
-    uint64_t reply_off;   // 16: multiple of PROTO_RING_ALIGN, in the data area
-    uint64_t user;        // 24: comes back in the completion
+    uint32_t msg_bytes;   //  8: header and body, all in the data area
+    uint32_t reply_bytes; // 12: room for the reply, all in the data area; 0: no reply wanted
+    uint64_t reply_off; // 16: multiple of PROTO_RING_ALIGN, in the data area; ignored without room
+    uint64_t user;      // 24: comes back in the completion
 } proto_ring_submit;
 
 typedef struct proto_ring_complete {
     uint64_t user;        // 0
-    uint32_t reply_bytes; // 8: of the reply, 0 when it did not fit
+    uint32_t reply_bytes; // 8: of the reply, header included; 0 = there is none
     int32_t status;       // 12: as in the reply's header
 } proto_ring_complete;
 
@@ -105,5 +134,36 @@ PROTO_SIZE(proto_attach_reply, 32);
 PROTO_SIZE(proto_ring, 192);
 PROTO_SIZE(proto_ring_submit, 32);
 PROTO_SIZE(proto_ring_complete, 16);
+
+// proto_ring_layout says where the parts of a region lie.
+typedef struct proto_ring_layout {
+    uint32_t entries;
+    uint64_t sq_off, cq_off, data_off;
+    uint64_t data_bytes; // rounded up
+    uint64_t bytes;      // of the region
+} proto_ring_layout;
+
+// proto_ring_layout_make computes it.  ATTND_EINVAL: entries is no power of two within the limits,
+// or data_bytes is 0.  ATTND_EMSGSIZE: data_bytes above 2^40.
+attnd_err proto_ring_layout_make(proto_ring_layout *out, uint32_t entries, uint64_t data_bytes,
+                                 attnd_errinfo *info);
+
+// proto_ring_load and proto_ring_store are the accesses to indices and flags that both sides share;
+// proto_ring_fence is the full fence between a store and the look at the other side's flag.
+static inline uint32_t proto_ring_load(const uint32_t *index) {
+    return __atomic_load_n(index, __ATOMIC_ACQUIRE);
+}
+
+static inline void proto_ring_store(uint32_t *index, uint32_t value) {
+    __atomic_store_n(index, value, __ATOMIC_RELEASE);
+}
+
+static inline void proto_ring_fence(void) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
