@@ -12,12 +12,12 @@ typedef struct gather {
     uint32_t max, num;
 } gather;
 
-// add lists the move of one row, as part of the copy before it when it goes on where that ends.
+// add lists the move of one row, as part of the copy before it when it goes on where that ends:
+// rows that follow each other at the source do so at the destination, too.
 static bool add(gather *list, kv_copy row) {
     kv_copy *last = list->num > 0 ? &list->out[list->num - 1] : NULL;
     if (last && last->group == row.group && last->src == row.src && last->dst == row.dst &&
-        last->src_token + last->num_tokens == row.src_token &&
-        last->dst_token + last->num_tokens == row.dst_token) {
+        last->src_token + last->num_tokens == row.src_token) {
         last->num_tokens++;
         return true;
     }

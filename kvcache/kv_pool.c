@@ -78,9 +78,7 @@ uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near) {
     }
     kv_bits *bits = bits_of(kv, p);
     bits->free &= ~bit_of(p);
-    if (bits->free == 0) {
-        *sum_of(kv, p) &= ~sum_bit_of(p);
-    }
+    *sum_of(kv, p) &= ~(bits->free == 0 ? sum_bit_of(p) : 0); // no branch: it is a coin toss
     kv_slab_took(kv, p.slab);
     return p.slab * kv->slab_units + p.idx * class->units;
 }
@@ -111,10 +109,8 @@ bool kv_pool_rele(kv_cache *kv, uint32_t entry) {
         rele_shared(kv, p);
         return false;
     }
-    if (bits->free == 0) {
-        *sum_of(kv, p) |= sum_bit_of(p);
-    }
     bits->free |= bit_of(p);
+    *sum_of(kv, p) |= sum_bit_of(p);
     kv_slab_gave(kv, p.slab);
     return true;
 }
