@@ -145,7 +145,7 @@ typedef struct kv_request {
 // kv_reply_find: OK and *out filled when the request was answered before; ATTND_ENOENT when it is
 // new; ATTND_ESTALE when its id is below the window or the session is gone.  *out is borrowed until
 // the next state-changing call.
-attnd_err kv_reply_find(const kv_cache *kv, kv_request request, kv_reply *out);
+attnd_err kv_reply_find(const kv_cache *kv, kv_request rq, kv_reply *out);
 
 // ---- sequences
 //

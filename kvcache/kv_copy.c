@@ -40,6 +40,7 @@ static attnd_err check_path(const uint32_t *path, uint32_t num_path, uint32_t ro
     return ATTND_OK;
 }
 
+// NOLINTNEXTLINE(readability-function-size): parameters
 attnd_err kv_step_moves(const kv_cache *kv, uint64_t step, uint32_t i, const uint32_t *path,
                         uint32_t num_path, kv_copy *out, uint32_t max, uint32_t *num,
                         attnd_errinfo *info) {

@@ -200,7 +200,7 @@ static void share_blocks(kv_cache *kv, uint32_t from, uint32_t to) {
 
 attnd_err kv_seq_fork(kv_cache *kv, kv_request rq, uint64_t seq, uint64_t *forked,
                       uint32_t *committed, attnd_errinfo *info) {
-    uint32_t session_idx, from, to;
+    uint32_t session_idx, from = KV_NONE, to;
     attnd_err err = kv_request_check(kv, rq, false, &session_idx, info);
     if (err == ATTND_OK) {
         err = kv_seq_find(kv, session_idx, seq, &from, info);

@@ -121,29 +121,33 @@ static void unclaim(const opening *o, uint32_t num) {
 
 // ---- whether it fits
 
+// mark_held marks, or unmarks, what sequence i of the step holds of a group; newly marked blocks
+// and slabs count.
+static void mark_held(opening *o, uint32_t i, uint32_t g, bool mark) {
+    uint32_t idx = (uint32_t)o->seqs[i].seq;
+    const uint32_t *table = kv_table(o->kv, idx, g);
+    uint32_t have = kv_blocks_of(o->kv->seqs[idx].committed, o->spec->groups[g].block_tokens);
+    kv_need *need = need_of(o, g);
+    for (uint32_t b = 0; b < have; b++) {
+        bool new_block = false, new_slab = false;
+        if (mark) {
+            kv_pool_mark(o->kv, table[b], &new_block, &new_slab);
+        } else {
+            kv_pool_unmark(o->kv, table[b]);
+        }
+        need->held += new_block;
+        need->slabs += new_slab;
+    }
+}
+
 // count_held counts the distinct blocks, and slabs, that the step's sequences hold.
 static void count_held(opening *o) {
     for (uint32_t i = 0; i < o->num_needs; i++) {
         o->needs[i].held = o->needs[i].slabs = 0;
     }
-    for (int pass = 0; pass < 2; pass++) {
-        for (uint32_t i = 0; i < o->num_seqs; i++) {
-            uint32_t idx = (uint32_t)o->seqs[i].seq;
-            for (uint32_t g = 0; g < o->spec->num_groups; g++) {
-                const uint32_t *table = kv_table(o->kv, idx, g);
-                uint32_t have = demand_of(o, idx, g, &(kv_step_seq){0}).have;
-                kv_need *need = need_of(o, g);
-                for (uint32_t b = 0; b < have; b++) {
-                    bool new_block = false, new_slab = false;
-                    if (pass == 0) {
-                        kv_pool_mark(o->kv, table[b], &new_block, &new_slab);
-                    } else {
-                        kv_pool_unmark(o->kv, table[b]);
-                    }
-                    need->held += new_block;
-                    need->slabs += new_slab;
-                }
-            }
+    for (uint32_t i = 0; i < 2 * o->num_seqs; i++) { // marks all, then unmarks all
+        for (uint32_t g = 0; g < o->spec->num_groups; g++) {
+            mark_held(o, i % o->num_seqs, g, i < o->num_seqs);
         }
     }
 }
@@ -236,8 +240,8 @@ static uint64_t publish(const opening *o, kv_request rq) {
     kv_redo_put(kv, &step->generation, step->generation + 1);
     uint32_t *values = kv_reply_put(kv, rq, KV_OP_STEP, handle, 2 * o->num_seqs);
     for (uint32_t i = 0; values && i < o->num_seqs; i++) {
-        kv_redo_put(kv, &values[2 * i], o->seqs[i].committed);
-        kv_redo_put(kv, &values[2 * i + 1], o->seqs[i].cached);
+        kv_redo_put(kv, values++, o->seqs[i].committed);
+        kv_redo_put(kv, values++, o->seqs[i].cached);
     }
     kv_redo_commit(kv);
     return handle;
@@ -270,6 +274,7 @@ static attnd_err check_open(opening *o, kv_request rq, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
+// NOLINTNEXTLINE(readability-function-size): parameters
 attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq *seqs,
                        uint32_t num_seqs, uint64_t *step, const kv_copy **copies,
                        uint32_t *num_copies, bool *may_wait, attnd_errinfo *info) {
@@ -364,8 +369,8 @@ static attnd_err check_end(kv_cache *kv, kv_request rq, uint64_t step, ending *e
     *e = (ending){.kv = kv, .step = (uint32_t)step};
     e->seqs = kv_step_get(kv, rq.session, step, &e->num_seqs, &model);
     if (!e->seqs) {
-        return attnd_fail(info, ATTND_ESTALE, "step", "step %llx is not open",
-                          (unsigned long long)step);
+        attnd_fail(info, ATTND_ESTALE, "step", "step %llx is not open", (unsigned long long)step);
+        return ATTND_ESTALE;
     }
     e->spec = &kv->models[model].spec;
     return ATTND_OK;
