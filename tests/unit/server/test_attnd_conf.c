@@ -1,0 +1,168 @@
+// deploy/attnd.conf is the configuration reference: behind its head it must say what the table of
+// keys says, key by key, at the defaults.  `test_attnd_conf --print` writes what it should be.
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/srv_conf.h"
+#include "tests/check_main.h"
+
+enum { COLUMNS = 100, FILE_BYTES = 65536 };
+
+// comment writes text as a comment, broken between words.
+static void comment(FILE *out, const char *text) {
+    size_t column = 0;
+    while (*text) {
+        size_t len = strcspn(text, " ");
+        if (column > 0 && column + 1 + len > COLUMNS) {
+            fputc('\n', out);
+            column = 0;
+        }
+        column += (size_t)fprintf(out, "%s%.*s", column == 0 ? "# " : " ", (int)len, text);
+        text += len + (text[len] == ' ');
+    }
+    fputc('\n', out);
+}
+
+// value writes a number in the largest unit that divides it.
+static void value(char out[32], srv_conf_type type, uint64_t n) {
+    if (type == SRV_CONF_SIZE && n > 0) {
+        static const char *const units[] = {"B", "KiB", "MiB", "GiB"};
+        int unit = 0;
+        while (unit < 3 && n % 1024 == 0) {
+            n /= 1024;
+            unit++;
+        }
+        snprintf(out, 32, "%" PRIu64 "%s", n, units[unit]);
+    } else if (type == SRV_CONF_TIME) {
+        bool whole = n % 1000 == 0;
+        snprintf(out, 32, "%" PRIu64 "%s", whole ? n / 1000 : n, whole ? "s" : "ms");
+    } else {
+        snprintf(out, 32, type == SRV_CONF_MODE ? "%04" PRIo64 : "%" PRIu64, n);
+    }
+}
+
+// print_limits writes the line that says what a value is, and when a change takes effect.
+static void print_limits(FILE *out, const srv_conf_key *key) {
+    char line[256], min[32], max[32];
+    static const char *const names[] = {[SRV_CONF_COUNT] = "Count",
+                                        [SRV_CONF_SIZE] = "Size",
+                                        [SRV_CONF_TIME] = "Time",
+                                        [SRV_CONF_MODE] = "Octal mode"};
+    const char *when = key->reloadable ? "reload" : "start";
+    value(min, key->type, key->min);
+    value(max, key->type, key->max);
+    if (key->type == SRV_CONF_TEXT) {
+        snprintf(line, sizeof(line), "Text, at most %d bytes; %s.", SRV_CONF_TEXT_BYTES - 1, when);
+    } else if (key->type == SRV_CONF_BOOL) {
+        snprintf(line, sizeof(line), "on or off; %s.", when);
+    } else if (key->type == SRV_CONF_CHOICE) {
+        snprintf(line, sizeof(line), "One of: %s; %s.", key->choices, when);
+    } else {
+        snprintf(line, sizeof(line), "%s, %s to %s; %s.", names[key->type], min, max, when);
+    }
+    comment(out, line);
+}
+
+static void print_reference(FILE *out) {
+    const char *section = "";
+    for (const srv_conf_key *key = srv_conf_keys; key->section; key++) {
+        if (strcmp(section, key->section) != 0) {
+            section = key->section;
+            fprintf(out, "\n[%s%s]\n", section, strcmp(section, "tenant") ? "" : " default");
+        }
+        fputc('\n', out);
+        comment(out, key->doc);
+        print_limits(out, key);
+        fprintf(out, "#%s =%s%s\n", key->name, key->fallback[0] ? " " : "", key->fallback);
+    }
+}
+
+static void read_file(char text[FILE_BYTES]) {
+    FILE *file = fopen(ATTND_CONF, "re");
+    ck_assert_ptr_nonnull(file);
+    size_t len = fread(text, 1, FILE_BYTES - 1, file);
+    text[len] = '\0';
+    fclose(file);
+}
+
+START_TEST(reference_says_what_the_table_says) {
+    static char text[FILE_BYTES], expected[FILE_BYTES];
+    read_file(text);
+    FILE *out = fmemopen(expected, sizeof(expected), "w");
+    print_reference(out);
+    fclose(out);
+    char *body = strstr(text, "\n[server]");
+    ck_assert_ptr_nonnull(body);
+    size_t same = 0, line = 0;
+    for (; body[same] && body[same] == expected[same]; same++) {
+        line = body[same] == '\n' ? same + 1 : line;
+    }
+    ck_assert_msg(body[same] == expected[same], "the file says\n%.300s\nand should say\n%.300s",
+                  body + line, expected + line);
+}
+END_TEST
+
+// load_is_default loads a file and compares all values with the defaults.
+static void load_is_default(const char *path) {
+    static srv_conf conf, defaults;
+    attnd_errinfo info = {.code = ATTND_OK};
+    srv_conf_init(&conf);
+    srv_conf_init(&defaults);
+    ck_assert_msg(srv_conf_load(&conf, path, &info) == ATTND_OK, "%s", info.text);
+    ATTND_CK_OK(srv_conf_check(&conf, &info));
+    for (const srv_conf_key *key = srv_conf_keys; key->section; key++) {
+        char name[128], a[SRV_CONF_TEXT_BYTES], b[SRV_CONF_TEXT_BYTES];
+        snprintf(name, sizeof(name), "%s%s.%s", key->section,
+                 strcmp(key->section, "tenant") ? "" : " default", key->name);
+        ATTND_CK_OK(srv_conf_get(&conf, name, a, NULL));
+        ATTND_CK_OK(srv_conf_get(&defaults, name, b, NULL));
+        ck_assert_str_eq(a, b);
+    }
+}
+
+START_TEST(reference_is_a_configuration_with_nothing_set) {
+    load_is_default(ATTND_CONF);
+}
+END_TEST
+
+START_TEST(reference_with_all_keys_set_is_the_default) {
+    static char text[FILE_BYTES];
+    read_file(text);
+    char path[] = "/tmp/attnd_conf_XXXXXX";
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    FILE *out = fdopen(fd, "w");
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        bool is_key = line[0] == '#' && islower((unsigned char)line[1]); // comments have a space
+        fprintf(out, "%s\n", line + is_key);
+    }
+    fclose(out);
+    load_is_default(path);
+    unlink(path);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *s = suite_create("attnd_conf");
+    TCase *t = tcase_create("reference");
+    tcase_add_test(t, reference_says_what_the_table_says);
+    tcase_add_test(t, reference_is_a_configuration_with_nothing_set);
+    tcase_add_test(t, reference_with_all_keys_set_is_the_default);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--print") == 0) {
+        print_reference(stdout);
+        return EXIT_SUCCESS;
+    }
+    SRunner *runner = srunner_create(suite());
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
