@@ -1,6 +1,6 @@
 # To be sourced: install_deps PACKAGE... installs those that are missing, with apt-get, as root or
 # by sudo.  Elsewhere than on Debian and its kin it says what is needed and goes on.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 
 DEPS_BUILD=(build-essential cmake ninja-build pkg-config libuv1-dev libnng-dev libcjson-dev
     libinih-dev libsystemd-dev check)

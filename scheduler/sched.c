@@ -79,7 +79,7 @@ attnd_err sched_create(sched **out, const sched_opts *opts, const sched_backend 
     s->opts = *opts;
     s->backend = *backend;
     s->next_deadline_ms = UINT64_MAX;
-    s->info.last = (attn_choice){.kernel = "", .why = ""};
+    s->info.last = (attn_choice){.kernel = "none", .why = "nothing ran yet"};
     list_init(&s->copies);
     s->tenant_queued = calloc(opts->max_tenants, sizeof(*s->tenant_queued));
     attnd_err err = sched_queue_create(&s->queue, opts->max_tenants, opts->max_queued);

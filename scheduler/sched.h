@@ -149,7 +149,7 @@ typedef struct sched_info {
     uint64_t decode_tokens, prefill_tokens;    // query tokens computed
     uint32_t queued, running;                  // requests; one in chunks may be both
     uint64_t busy_us;                          // the backend's, summed
-    attn_choice last;                          // kernel and why are "" before the first launch
+    attn_choice last;                          // "none", "nothing ran yet" before the first
 } sched_info;
 void sched_get_info(const sched *s, sched_info *out);
 

@@ -571,11 +571,13 @@ END_TEST
 // ---- figures
 
 START_TEST(times_and_counters_add_up) {
+    sched_info info;
+    sched_get_info(b.s, &info);
+    ck_assert_str_eq(info.last.kernel, "none");
     prefill(&r[0], 0, 64);
     fake_now_us += 7;
     decode(&r[1], 0);
     fake_now_us += 5;
-    sched_info info;
     sched_get_info(b.s, &info);
     ck_assert_uint_eq(info.queued, 2); // the prefill's second chunk, and the decode
     ck_assert_uint_eq(info.running, 1);

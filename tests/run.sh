@@ -1,0 +1,170 @@
+#!/usr/bin/env bash
+# All tests, from nothing: installs missing packages, builds (release; address and undefined
+# behaviour sanitizers; libFuzzer), runs every test, the checks of the source, the examples and the
+# quickstart.  Meant to stay under 15 minutes on 2 cores.  Root or sudo are needed only when
+# packages are missing.  Ends with "N passed, N failed, N skipped"; exit status 0 only without
+# failures.  Logs are under build/run.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+source deploy/install-deps.sh
+
+jobs=$(nproc)
+logs=build/run
+passed=0 failed=0 skipped=0
+failures=()
+section_start=0
+
+section() {
+    section_end
+    section_start=$SECONDS
+    printf '\n==== %s\n' "$1"
+}
+
+section_end() {
+    if [ "$section_start" -gt 0 ]; then
+        printf '     (%d s)\n' $((SECONDS - section_start))
+    fi
+}
+
+pass() {
+    passed=$((passed + 1))
+    printf '  pass  %s\n' "$1"
+}
+
+skip() {
+    skipped=$((skipped + 1))
+    printf '  skip  %s: %s\n' "$1" "$2"
+}
+
+# fail shows the end of what the failed thing said.
+fail() {
+    failed=$((failed + 1))
+    failures+=("$1")
+    printf '  FAIL  %s\n' "$1"
+    tail -n "${3:-40}" "$2" | sed 's/^/        /'
+}
+
+# check runs a command that is one test.
+check() {
+    local name=$1 log
+    shift
+    log=$logs/${name//[^a-zA-Z0-9]/_}.log
+    if "$@" >"$log" 2>&1; then
+        pass "$name"
+    else
+        fail "$name" "$log"
+        return 1
+    fi
+}
+
+# count prints an attribute of the first <testsuite> of a JUnit file.
+count() { grep -o "$2=\"[0-9]*\"" "$1" 2>/dev/null | head -n 1 | tr -dc 0-9; }
+
+# run_ctest runs the tests of a preset and adds them up, each by itself.
+run_ctest() {
+    local preset=$1 log=$logs/ctest_$1.log junit=$PWD/$logs/ctest_$1.xml total bad off
+    shift
+    rm -f "$junit"
+    ctest --preset "$preset" -j "$jobs" --output-junit "$junit" "$@" >"$log" 2>&1
+    total=$(count "$junit" tests) bad=$(count "$junit" failures) off=$(count "$junit" skipped)
+    if [ -z "$total" ]; then
+        fail "ctest ($preset)" "$log"
+        return
+    fi
+    passed=$((passed + total - bad - off)) failed=$((failed + bad)) skipped=$((skipped + off))
+    printf '  %s: %d passed, %d failed, %d skipped\n' "$preset" $((total - bad - off)) "$bad" "$off"
+    if [ "$bad" -gt 0 ]; then
+        failures+=("$bad of ctest ($preset)")
+        grep -vE '^ *Start |   Passed ' "$log" | tail -n 200 | sed 's/^/        /'
+    fi
+}
+
+build() {
+    cmake --preset "$1" && cmake --build --preset "$1" -j "$jobs"
+}
+
+format() {
+    local tool
+    tool=$(command -v clang-format-14 || command -v clang-format)
+    find proto kvcache attention scheduler server tests \
+        \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) \
+        -exec "$tool" --dry-run -Werror {} +
+}
+
+# unit_file verifies the unit with the paths of this build, since nothing is installed.
+unit_file() {
+    local folder
+    folder=$(mktemp -d)
+    sed "s#/usr/sbin/attnd#$PWD/build/release/attnd#" deploy/attnd.service >"$folder/attnd.service"
+    systemd-analyze verify "$folder/attnd.service"
+    local status=$?
+    rm -rf "$folder"
+    return "$status"
+}
+
+python_with_pynng() {
+    python3 -m venv build/venv && build/venv/bin/python -m pip install -q pynng
+}
+
+mkdir -p "$logs"
+
+section "packages"
+if ! install_deps "${DEPS_BUILD[@]}" "${DEPS_TESTS[@]}"; then
+    echo "run.sh: the packages cannot be installed" >&2
+    exit 1
+fi
+
+section "release: build"
+check "build (release)" build release
+
+section "python"
+if python_with_pynng >"$logs/venv.log" 2>&1; then
+    export PYTHON=$PWD/build/venv/bin/python
+else
+    echo "  pynng cannot be installed: its tests are skipped"
+fi
+
+section "release: tests"
+run_ctest release
+
+section "source"
+if command -v clang-format-14 >/dev/null || command -v clang-format >/dev/null; then
+    check "format" format
+else
+    skip "format" "no clang-format"
+fi
+check "direction of includes" tests/check_includes.sh
+check "headers compile alone" tests/check_headers.sh
+if command -v systemd-analyze >/dev/null; then
+    check "systemd unit" unit_file
+else
+    skip "systemd unit" "no systemd-analyze"
+fi
+
+section "quickstart"
+check "quickstart" deploy/quickstart.sh 5
+
+section "asan and ubsan: build"
+if check "build (asan)" build asan; then
+    section "asan and ubsan: tests"
+    export UBSAN_OPTIONS=print_stacktrace=1 CK_TIMEOUT_MULTIPLIER=5
+    run_ctest asan
+fi
+
+section "fuzz, 60 s"
+if command -v clang >/dev/null; then
+    if check "build (fuzz)" build fuzz; then
+        run_ctest fuzz
+    fi
+else
+    skip "fuzz" "no clang"
+fi
+
+section_end
+printf '\n'
+for name in "${failures[@]}"; do
+    printf 'FAILED: %s\n' "$name"
+done
+printf '%d s in all\n' "$SECONDS"
+printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+[ "$failed" -eq 0 ]
