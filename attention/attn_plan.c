@@ -51,51 +51,64 @@ void attn_plan_init(attn_plan *plan, void *storage, uint32_t max_rows) {
     plan->order = (uint32_t *)(plan->append_end + max_rows);
 }
 
-// set_tiles cuts the query rows of a row into tiles.  A tile never crosses a query block of the
-// block mask, and holds whole tokens where the kernel takes that many rows.
-static void set_tiles(attn_plan_row *r, const attn_row *row, const attn_shape *s,
-                      const attn_machine *m) {
+// steps is what all rows of a launch have in common: query rows a tile, whole tokens where a kernel
+// takes that many.
+typedef struct steps {
+    int32_t group;
+    int32_t decode_rows, decode, prefill;
+} steps;
+
+static steps steps_of(const attn_shape *s, const attn_machine *m) {
     int32_t group = s->q_heads / s->kv_heads;
-    r->decode = row->q_len <= ATTN_DECODE_TOKENS && row->q_len * group <= m->decode_rows;
-    int32_t most = r->decode ? m->decode_rows : m->prefill_rows;
-    int32_t block = row->block_mask ? min_i32(row->block_mask->q_block, row->q_len) : row->q_len;
-    r->q_end = (row->q_first + row->q_count) * group;
-    r->q_block = block * group;
-    r->q_step = min_i32(most >= group ? most / group * group : most, r->q_block);
-    r->block_tiles = 0;
+    return (steps){
+        .group = group,
+        .decode_rows = m->decode_rows,
+        .decode = m->decode_rows >= group ? m->decode_rows / group * group : m->decode_rows,
+        .prefill = m->prefill_rows >= group ? m->prefill_rows / group * group : m->prefill_rows,
+    };
+}
+
+// set_tiles cuts the query rows of a row into tiles.  With a block mask tiles begin anew in each
+// query block, else where the chunk of the row begins.
+static void set_tiles(attn_plan_row *r, const attn_row *row, const attn_shape *s, const steps *st) {
+    r->decode = row->q_len <= ATTN_DECODE_TOKENS && row->q_len * st->group <= st->decode_rows;
+    r->q_end = (row->q_first + row->q_count) * st->group;
     r->block_first = 0;
-    r->num_blocks = 0;
-    if (row->q_count > 0) {
-        r->block_tiles = (int32_t)ceil_div(r->q_block, r->q_step);
+    r->num_blocks = row->q_count > 0;
+    int32_t block = row->q_count;
+    if (row->block_mask && row->q_count > 0) {
+        block = min_i32(row->block_mask->q_block, row->q_len);
         r->block_first = row->q_first / block;
         r->num_blocks = (row->q_first + row->q_count - 1) / block - r->block_first + 1;
     }
-    if (row->q_count > 0 && !row->block_mask) { // tiles of a chunk start where the chunk starts
-        r->q_block = row->q_count * group;
-        r->q_step = min_i32(r->q_step, r->q_block);
-        r->block_tiles = (int32_t)ceil_div(r->q_block, r->q_step);
-        r->num_blocks = 1;
+    r->q_block = block * st->group;
+    r->q_step = min_i32(r->decode ? st->decode : st->prefill, r->q_block);
+    r->block_tiles = r->q_step == r->q_block ? r->num_blocks > 0 : 1 + (r->q_block - 1) / r->q_step;
+    r->head_step = 1;
+    if (r->decode) {
+        bool all_fit = s->kv_heads * r->q_step <= ATTN_TASK_ROWS;
+        r->head_step = all_fit ? s->kv_heads : ATTN_TASK_ROWS / r->q_step;
     }
-    r->head_step =
-        r->decode ? min_i32(s->kv_heads, ATTN_TASK_ROWS / (r->q_step ? r->q_step : 1)) : 1;
 }
 
 // set_keys finds the keys that the row sees, and its cost.
-static void set_keys(attn_plan_row *r, const attn_row *row, const attn_shape *s) {
+static void set_keys(attn_plan_row *r, const attn_row *row, const attn_shape *s, const steps *st) {
     r->key_first = 0;
     r->key_end = 0;
     r->cost = 0;
     if (row->q_count == 0) {
         return;
     }
-    int32_t last = row->q_first + row->q_count - 1;
-    attn_span all = attn_mask_span(row, row->q_first, last);
     attn_span low = attn_mask_span(row, row->q_first, row->q_first);
-    attn_span high = attn_mask_span(row, last, last);
-    r->key_first = all.first - all.first % ATTN_STEP_KEYS;
-    r->key_end = all.end;
+    attn_span high = low;
+    if (row->q_count > 1) {
+        int32_t last = row->q_first + row->q_count - 1;
+        high = attn_mask_span(row, last, last);
+    }
+    r->key_first = low.first - low.first % ATTN_STEP_KEYS;
+    r->key_end = high.end;
     uint64_t mean = ((uint64_t)(low.end - low.first) + (uint64_t)(high.end - high.first)) / 2;
-    uint64_t num_rows = (uint64_t)row->q_count * (uint64_t)(s->q_heads / s->kv_heads);
+    uint64_t num_rows = (uint64_t)row->q_count * (uint64_t)st->group;
     uint64_t tiles = (uint64_t)r->block_tiles * (uint64_t)r->num_blocks;
     uint64_t cost = 0;
     bool is_huge = __builtin_mul_overflow((mean + 1) * (uint64_t)s->kv_heads,
@@ -115,14 +128,17 @@ static void set_splits(attn_plan_row *r, const attn_params *p, uint64_t tasks_wa
         r->split_keys = (int32_t)ceil_div(keys, p->num_splits);
         r->num_splits = p->num_splits;
     } else {
-        int64_t wanted = tasks ? ceil_div((int64_t)tasks_wanted, (int64_t)tasks) : 1;
+        int64_t wanted = 1;
+        if (tasks > 0 && tasks_wanted > tasks) {
+            wanted = ceil_div((int64_t)tasks_wanted, (int64_t)tasks);
+        }
         int64_t most = keys / MIN_SPLIT_KEYS;
         wanted = wanted > most ? most : wanted;
         wanted = wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS : wanted;
         int64_t split = wanted > 1 ? ceil_div(keys, wanted) : keys;
         split = ceil_div(split, ATTN_STEP_KEYS) * ATTN_STEP_KEYS;
         r->split_keys = (int32_t)(split > keys ? keys : split);
-        r->num_splits = split > 0 ? (int32_t)ceil_div(keys, split) : 1;
+        r->num_splits = split < keys ? (int32_t)ceil_div(keys, split) : 1;
     }
     r->num_splits = r->num_splits < 1 ? 1 : r->num_splits;
 }
@@ -131,9 +147,10 @@ static void set_splits(attn_plan_row *r, const attn_params *p, uint64_t tasks_wa
 // since a block's KV heads lie side by side and are best walked together.
 static void set_tasks(attn_plan_row *r, attn_plan *plan, const attn_params *p,
                       const attn_machine *m, uint64_t target) {
-    uint64_t wanted = (r->cost + target - 1) / target;
+    uint64_t wanted = r->cost <= target ? 1 : (r->cost + target - 1) / target;
     uint64_t tiles = (uint64_t)r->block_tiles * (uint64_t)r->num_blocks;
-    r->head_parts = (int32_t)ceil_div(p->shape.kv_heads, r->head_step);
+    r->head_parts =
+        r->head_step == p->shape.kv_heads ? 1 : (int32_t)ceil_div(p->shape.kv_heads, r->head_step);
     set_splits(r, p, wanted);
     uint64_t tasks = tiles * (uint64_t)r->head_parts;
     if (tasks * (uint64_t)r->num_splits < wanted && r->head_step > 1 && tasks > 0) {
@@ -177,13 +194,14 @@ static uint32_t bucket_of(const attn_plan_row *r) {
 static void set_order(attn_plan *plan) {
     uint32_t first[NUM_BUCKETS + 1] = {0};
     for (uint32_t i = 0; i < plan->num_rows; i++) {
-        first[bucket_of(&plan->rows[i]) + 1]++;
+        plan->rows[i].bucket = bucket_of(&plan->rows[i]);
+        first[plan->rows[i].bucket + 1]++;
     }
     for (uint32_t b = 0; b < NUM_BUCKETS; b++) {
         first[b + 1] += first[b];
     }
     for (uint32_t i = 0; i < plan->num_rows; i++) {
-        plan->order[first[bucket_of(&plan->rows[i])]++] = i;
+        plan->order[first[plan->rows[i].bucket]++] = i;
     }
     for (uint32_t i = 0; i < plan->num_rows; i++) {
         plan->num_tasks += plan->rows[plan->order[i]].num_tasks;
@@ -201,11 +219,12 @@ attnd_err attn_plan_make(attn_plan *plan, const attn_params *p, const attn_machi
     plan->num_tasks = plan->num_appends = plan->cost = plan->state_floats = 0;
     plan->num_groups = 0;
     plan->max_splits = 0;
+    steps st = steps_of(&p->shape, machine);
     for (uint32_t i = 0; i < p->num_rows; i++) {
         attn_plan_row *r = &plan->rows[i];
         r->row = i;
-        set_tiles(r, &p->rows[i], &p->shape, machine);
-        set_keys(r, &p->rows[i], &p->shape);
+        set_tiles(r, &p->rows[i], &p->shape, &st);
+        set_keys(r, &p->rows[i], &p->shape, &st);
         plan->cost += r->cost;
         plan->num_appends += (uint64_t)ceil_div(p->rows[i].new_len, ATTN_APPEND_TOKENS);
         plan->append_end[i] = plan->num_appends;

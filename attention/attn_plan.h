@@ -65,6 +65,7 @@ typedef struct attn_plan_row {
     uint64_t state_first;  // floats, when spread
     uint64_t state_stride; // floats, from one split's states to the next
     uint32_t group_first;
+    uint32_t bucket; // of the order
 } attn_plan_row;
 
 // attn_plan is a plan and the storage that it may use.
