@@ -261,10 +261,10 @@ static void finish_row(const attn_params *p, const attn_row *row, int32_t token,
         denominator += exp2((double)row->sinks[q_head] * ATTN_LOG2E - m);
     }
     float v_scale = row->v_scale ? row->v_scale[kv_head] : 1.0f;
-    float factor = is_empty ? 0 : (float)((double)v_scale / denominator);
+    double factor = is_empty ? 0 : (double)v_scale / denominator;
     float x[ATTN_MAX_HEAD_DIM];
     for (int32_t d = 0; d < s->v_head_dim; d++) {
-        x[d] = state->acc[d] * factor;
+        x[d] = (float)((double)state->acc[d] * factor); // so one key alone comes out within an ulp
     }
     int64_t to = token * row->stride_out_token + q_head * row->stride_out_head;
     attn_from_f32((char *)row->out + to * attnd_dtype_bytes(s->q_dtype), x, s->q_dtype,
