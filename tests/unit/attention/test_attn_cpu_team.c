@@ -1,0 +1,124 @@
+// The team: work is shared, ends with the call, and neither waking late nor stopping loses
+// anything.
+#include "attention/cpu/attn_cpu_team.h"
+
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/check_main.h"
+
+enum { PIECES = 64 };
+
+typedef struct job {
+    _Atomic uint32_t next, done;
+    _Atomic uint32_t calls;
+    _Atomic uint32_t by_worker[8];
+    useconds_t sleep_us;
+    uint32_t pieces[PIECES];
+} job;
+
+static void work(void *arg, uint32_t worker) {
+    job *j = arg;
+    atomic_fetch_add(&j->calls, 1);
+    for (uint32_t i; (i = atomic_fetch_add(&j->next, 1)) < PIECES;) {
+        j->pieces[i]++;
+        atomic_fetch_add(&j->by_worker[worker], 1);
+        if (j->sleep_us > 0) {
+            usleep(j->sleep_us);
+        }
+        atomic_fetch_add(&j->done, 1);
+    }
+    for (uint32_t turns = 0; worker == 0 && atomic_load(&j->done) < PIECES;) {
+        attn_cpu_relax(&turns);
+    }
+}
+
+static attn_cpu_team *create(uint32_t workers) {
+    attn_cpu_team *team = NULL;
+    ATTND_CK_OK(attn_cpu_team_create(&team, workers));
+    return team;
+}
+
+static void check_done(const job *j) {
+    for (int i = 0; i < PIECES; i++) {
+        ck_assert_uint_eq(j->pieces[i], 1);
+    }
+}
+
+START_TEST(a_team_of_one_is_the_caller) {
+    attn_cpu_team *team = create(1);
+    job j = {0};
+    attn_cpu_team_run(team, work, &j);
+    check_done(&j);
+    ck_assert_uint_eq(j.calls, 1);
+    attn_cpu_team_free(team);
+}
+END_TEST
+
+START_TEST(helpers_share_slow_work) {
+    attn_cpu_team *team = create(4);
+    job j = {.sleep_us = 2000};
+    attn_cpu_team_run(team, work, &j);
+    check_done(&j);
+    for (int w = 0; w < 4; w++) {
+        ck_assert_uint_gt(j.by_worker[w], 0);
+    }
+    attn_cpu_team_free(team);
+}
+END_TEST
+
+// A job on the stack is gone when run returns: a helper that is late must not touch it.
+START_TEST(no_helper_is_inside_after_the_call) {
+    attn_cpu_team *team = create(4);
+    for (int n = 0; n < 20000; n++) {
+        job j = {0};
+        attn_cpu_team_run(team, work, &j);
+        check_done(&j);
+        memset(&j, 0xff, sizeof(j));
+    }
+    attn_cpu_team_free(team);
+}
+END_TEST
+
+START_TEST(sleeping_helpers_wake) {
+    attn_cpu_team *team = create(3);
+    for (int n = 0; n < 5; n++) {
+        usleep(2000); // they have gone to sleep
+        job j = {.sleep_us = 1000};
+        attn_cpu_team_run(team, work, &j);
+        check_done(&j);
+        ck_assert_uint_eq(j.calls, 3);
+    }
+    attn_cpu_team_free(team);
+}
+END_TEST
+
+START_TEST(a_team_stops_at_any_time) {
+    for (int n = 0; n < 200; n++) {
+        attn_cpu_team *team = create(3);
+        job j = {0};
+        if (n % 2) {
+            attn_cpu_team_run(team, work, &j);
+        }
+        usleep((useconds_t)(n % 5 * 30));
+        attn_cpu_team_free(team);
+    }
+    attn_cpu_team_free(NULL);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *s = suite_create("attn_cpu_team");
+    TCase *c = tcase_create("team");
+    tcase_set_timeout(c, 60);
+    tcase_add_test(c, a_team_of_one_is_the_caller);
+    tcase_add_test(c, helpers_share_slow_work);
+    tcase_add_test(c, no_helper_is_inside_after_the_call);
+    tcase_add_test(c, sleeping_helpers_wake);
+    tcase_add_test(c, a_team_stops_at_any_time);
+    suite_add_tcase(s, c);
+    return s;
+}
+
+CHECK_MAIN(suite)
