@@ -13,6 +13,7 @@ enum {
     PAD = 8,          // elements between heads and between tokens of q, k_new, v_new and out
     SPARE_BLOCKS = 3, // blocks of nobody
     PAGE = 4096,
+    TWIN_STEP = 0x777777, // between the random states of two pairs
 };
 
 uint64_t conf_random(uint64_t *state) {
@@ -135,24 +136,35 @@ static uint32_t *take_pool(conf_launch *l) {
     return blocks;
 }
 
-// fill_cache writes the old tokens of a row to its blocks.
+// fill_vector writes one K or V vector.
+static void fill_vector(char *base, attnd_dtype dtype, int64_t first, int32_t dim, double scale,
+                        uint64_t *state) {
+    for (int32_t d = 0; d < dim; d++) {
+        attnd_store(base, dtype, (uint64_t)(first + d), conf_normal(state) / scale);
+    }
+}
+
+// fill_cache writes the old tokens of a row to its blocks.  Of twins, all of K but dim 0 is alike,
+// and dim 0 moves the logit by about 1: then every query has two keys that compete, and the
+// rounding of large logits shows in every output and not by chance in one.
 static void fill_cache(conf_launch *l, const attn_row *row, uint64_t *state) {
     const attn_shape *s = &l->params.shape;
+    uint64_t start = *state;
     for (int32_t key = 0; key < row->kv_len - row->new_len; key++) {
         char *block = (char *)l->params.pool + row->table[key / s->block_tokens] * s->block_stride;
+        uint64_t twin = start + (uint64_t)(key / 2) * TWIN_STEP;
         for (int32_t h = 0; h < s->kv_heads; h++) {
             int64_t k = h * s->stride_k_head + key % s->block_tokens * s->stride_k_token;
             int64_t v = h * s->stride_v_head + key % s->block_tokens * s->stride_v_token;
             double k_scale = row->k_scale ? (double)row->k_scale[h] : 1;
             double v_scale = row->v_scale ? (double)row->v_scale[h] : 1;
-            for (int32_t d = 0; d < s->head_dim; d++) {
-                attnd_store(block + row->k_offset, s->kv_dtype, (uint64_t)(k + d),
-                            conf_normal(state) / k_scale);
+            fill_vector(block + row->k_offset, s->kv_dtype, k, s->head_dim, k_scale,
+                        l->spec.has_twins ? &twin : state);
+            if (l->spec.has_twins) {
+                attnd_store(block + row->k_offset, s->kv_dtype, (uint64_t)k,
+                            conf_normal(state) / (double)row->scale / k_scale);
             }
-            for (int32_t d = 0; d < s->v_head_dim; d++) {
-                attnd_store(block + row->v_offset, s->kv_dtype, (uint64_t)(v + d),
-                            conf_normal(state) / v_scale);
-            }
+            fill_vector(block + row->v_offset, s->kv_dtype, v, s->v_head_dim, v_scale, state);
         }
     }
 }
@@ -377,15 +389,18 @@ bool conf_launch_is_intact(const conf_launch *l) {
     return true;
 }
 
-void conf_print(const conf_spec *spec) {
-    printf("seed %llu: q %s kv %s, heads %d/%d, head_dim %d/%d, block %d, features 0x%x, logit %g",
-           (unsigned long long)spec->seed, attnd_dtype_name(spec->q_dtype),
-           attnd_dtype_name(spec->kv_dtype), spec->q_heads, spec->kv_heads, spec->head_dim,
-           spec->v_head_dim, spec->block_tokens, spec->features, spec->logit);
+const char *conf_text(const conf_spec *spec) {
+    static char text[1024];
+    int at = snprintf(
+        text, sizeof(text),
+        "seed %llu: q %s kv %s, heads %d/%d, head_dim %d/%d, block %d, features 0x%x, logit %g",
+        (unsigned long long)spec->seed, attnd_dtype_name(spec->q_dtype),
+        attnd_dtype_name(spec->kv_dtype), spec->q_heads, spec->kv_heads, spec->head_dim,
+        spec->v_head_dim, spec->block_tokens, spec->features, spec->logit);
     for (uint32_t i = 0; i < spec->num_rows && i < 6; i++) {
         const conf_row *r = &spec->rows[i];
-        printf(" | kv %d q %d new %d rows %d+%d", r->kv_len, r->q_len, r->new_len, r->q_first,
-               r->q_count);
+        at += snprintf(text + at, sizeof(text) - (size_t)at, " | kv %d q %d new %d rows %d+%d",
+                       r->kv_len, r->q_len, r->new_len, r->q_first, r->q_count);
     }
-    printf("%s\n", spec->num_rows > 6 ? " ..." : "");
+    return text;
 }

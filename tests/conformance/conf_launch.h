@@ -44,6 +44,7 @@ typedef struct conf_spec {
     uint64_t seed;
     uint64_t placement; // which blocks the sequences get
     bool is_reversed;   // rows in opposite order
+    bool has_twins;     // old keys come in pairs whose logits differ by about 1, whatever logit is
     uint32_t num_rows;
     conf_row rows[CONF_MAX_ROWS];
 } conf_spec;
@@ -89,7 +90,7 @@ double conf_uniform(uint64_t *state);
 double conf_normal(uint64_t *state);
 int32_t conf_below(uint64_t *state, int32_t n);
 
-// conf_print writes a spec on one line.
-void conf_print(const conf_spec *spec);
+// conf_text returns a spec on one line, in static storage.
+const char *conf_text(const conf_spec *spec);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static float rounded(double x, attnd_dtype dtype) {
     unsigned char element[4];
@@ -78,10 +79,12 @@ static bool sees(const attn_params *p, const attn_row *row, int64_t i, int64_t j
     return ok;
 }
 
+enum { LEAF = 8 }; // terms that pairwise summation adds one after the other
+
 // sum adds num terms in the order asked for.
 static float sum(const float *x, int32_t num, conf_order order) {
     float total = 0;
-    if (order == CONF_PAIRWISE && num > 2) {
+    if (order == CONF_PAIRWISE && num > LEAF) {
         return sum(x, num / 2, order) + sum(x + num / 2, num - num / 2, order);
     }
     for (int32_t i = 0; i < num; i++) {
@@ -95,7 +98,6 @@ typedef struct head {
     float *k, *v; // [kv_len, head_dim], [kv_len, v_head_dim]
     float *x;     // [kv_len], logits, then probabilities, of the keys that are seen
     int32_t *seen;
-    float *terms; // [kv_len]
     int32_t num;
 } head;
 
@@ -154,6 +156,28 @@ static void load_logits(head *hd, const attn_params *p, const attn_row *row, int
     }
 }
 
+// weigh sums up x * v over num of the keys seen, from index first, in the order asked for.
+static void weigh(const head *hd, int32_t first, int32_t num, int32_t dim, conf_order order,
+                  float *out) {
+    memset(out, 0, (size_t)dim * sizeof(*out));
+    if (order == CONF_PAIRWISE && num > LEAF) {
+        float right[ATTN_MAX_HEAD_DIM];
+        weigh(hd, first, num / 2, dim, order, out);
+        weigh(hd, first + num / 2, num - num / 2, dim, order, right);
+        for (int32_t d = 0; d < dim; d++) {
+            out[d] += right[d];
+        }
+        return;
+    }
+    for (int32_t i = 0; i < num; i++) {
+        int32_t n = first + (order == CONF_DESCENDING ? num - 1 - i : i);
+        const float *v = hd->v + (int64_t)hd->seen[n] * dim;
+        for (int32_t d = 0; d < dim; d++) {
+            out[d] += hd->x[n] * v[d];
+        }
+    }
+}
+
 static double attend(head *hd, const attn_params *p, const attn_row *row, int32_t i, int32_t h,
                      conf_order order, double *out) {
     const attn_shape *s = &p->shape;
@@ -171,11 +195,10 @@ static double attend(head *hd, const attn_params *p, const attn_row *row, int32_
     for (int32_t n = 0; n < hd->num; n++) {
         hd->x[n] = rounded((double)(hd->x[n] / denominator), s->q_dtype);
     }
+    float acc[ATTN_MAX_HEAD_DIM];
+    weigh(hd, 0, hd->num, s->v_head_dim, order, acc);
     for (int32_t d = 0; d < s->v_head_dim; d++) {
-        for (int32_t n = 0; n < hd->num; n++) {
-            hd->terms[n] = hd->x[n] * hd->v[(int64_t)hd->seen[n] * s->v_head_dim + d];
-        }
-        out[d] = (double)rounded((double)sum(hd->terms, hd->num, order), s->q_dtype);
+        out[d] = (double)rounded((double)acc[d], s->q_dtype);
     }
     return hd->num > 0 ? (double)(largest + logf(total)) : -INFINITY;
 }
@@ -200,7 +223,6 @@ void conf_plain(const attn_params *p, conf_order order, double *out, double *lse
             .v = malloc(keys * (size_t)s->v_head_dim * sizeof(float)),
             .x = malloc(keys * sizeof(float)),
             .seen = malloc(keys * sizeof(int32_t)),
-            .terms = malloc(keys * sizeof(float)),
         };
         for (int32_t h = 0; h < s->q_heads; h++) {
             if (h % (s->q_heads / s->kv_heads) == 0) {
@@ -216,6 +238,5 @@ void conf_plain(const attn_params *p, conf_order order, double *out, double *lse
         free(hd.v);
         free(hd.x);
         free(hd.seen);
-        free(hd.terms);
     }
 }
