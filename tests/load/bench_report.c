@@ -155,6 +155,8 @@ static void add_counts(cJSON *root, const bench_report *r) {
     add_u64(root, "rows", s->rows);
     add_u64(root, "verified", r->verdict->rows);
     add_u64(root, "mismatches", r->verdict->mismatches);
+    add_u64(root, "plain_runs", r->verdict->plain_runs);
+    add_u64(root, "appeals", r->verdict->appeals);
     cJSON_AddNumberToObject(root, "max_error", r->verdict->max_error);
     cJSON_AddNumberToObject(root, "max_error_bound", r->verdict->max_error_bound);
     add_text(root, "first_mismatch", r->verdict->first);
@@ -233,11 +235,13 @@ static void add_definitions(cJSON *root) {
     }
     add_text(o, "rows", "output rows attended: tokens x layers, each of all query heads");
     add_text(o, "verified", "rows compared with float64");
+    add_text(o, "plain_runs", "of these, the ones that were off by more than 1 ulp");
+    add_text(o, "appeals", "of these, the ones whose bound came from the rows round them");
     add_text(
         o, "max_error_bound",
         "bound of the row with max_error: 2 x the error of a plain unfused run (worst of three "
-        "summation orders) + 1 ulp of the output type at the row's largest output; made only as "
-        "far as was needed to cover the error");
+        "summation orders, of the row or relative to size of the 32 rows round it) + 1 ulp of "
+        "the output type at the row's largest output; made only as far as was needed");
     add_text(o, "prefill_tokens",
              "tokens fed that do not each generate one; recomputed ones included");
     add_text(o, "rates", "counts over elapsed_s; prefill and decode share steps");
