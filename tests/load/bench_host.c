@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -108,6 +109,20 @@ attnd_err bench_usage_read(bench_usage *out, int64_t pid) {
     return ATTND_OK;
 }
 
+// shake_hands exchanges the 8 bytes with which both ends of an SP connection begin (version 0, then
+// the protocol's number: REQ 0x30).  NNG 1.5.2 stops listening for good when a connection ends
+// before it could send its own, so a look at the credentials alone would be an attack.
+static void shake_hands(int fd) {
+    static const uint8_t hello[8] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};
+    uint8_t reply[8];
+    struct timeval second = {.tv_sec = 1};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof(second));
+    if (send(fd, hello, sizeof(hello), MSG_NOSIGNAL) == (ssize_t)sizeof(hello)) {
+        ssize_t got = recv(fd, reply, sizeof(reply), MSG_WAITALL);
+        (void)got; // whatever it is, it was sent
+    }
+}
+
 int64_t bench_peer_pid(const char *url) {
     static const char scheme[] = "ipc://";
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -126,6 +141,7 @@ int64_t bench_peer_pid(const char *url) {
     if (connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0 &&
         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0) {
         pid = cred.pid;
+        shake_hands(fd);
     }
     close(fd);
     return pid;
