@@ -15,11 +15,13 @@
 #include <time.h>
 
 #include "proto/clock.h"
+#include "tests/load/bench_data.h"
 #include "tests/load/bench_progress.h"
 #include "tests/load/bench_step.h"
 #include "tests/load/bench_verify.h"
 
 enum {
+    STARVED_STEPS = 8,               // without blocks, until the last sequence is preempted too
     MAX_FAILURES = 10,               // in a row
     MESSAGE_SLACK_BYTES = 256 << 10, // headers and step entries beside the tensors
     IDLE_US = 20000,                 // longest sleep between looks at the stop flag
@@ -32,6 +34,8 @@ typedef struct seq {
     uint32_t generated;                     // tokens, in all lives of the sequence
     uint32_t take;                          // tokens in the step that is being made, 0 = not in it
     uint64_t arrival_us, first_us, last_us; // of the request, its first and its last token
+    uint32_t most;                          // tokens ever committed, in all lives
+    uint64_t grown_us;                      // when that grew
     bench_batch *batch;                     // open, of the verifier
 } seq;
 
@@ -50,6 +54,8 @@ typedef struct runner {
     bool has_next;
     bool hold;         // admission, behind a preemption
     uint32_t failures; // in a row
+    uint32_t starved;  // steps of one sequence that found no blocks, in a row
+    bench_rng rng;     // of waits; not of the load
     uint64_t start_us;
 } runner;
 
@@ -112,14 +118,26 @@ static bool take_waiting(runner *r, seq *s) {
     if (!r->has_next || (r->opts->open_loop && due_us(r) > now)) {
         return false;
     }
-    *s = (seq){.req = r->next, .arrival_us = r->opts->open_loop ? due_us(r) : now};
+    *s = (seq){.req = r->next, .arrival_us = r->opts->open_loop ? due_us(r) : now, .grown_us = now};
     r->has_next = bench_load_next(r->opts->load, &r->next);
     return true;
 }
 
+// has_room says whether another sequence would get a part of the next step: it is not begun before
+// the prompts of the running ones leave some of the chunk, so that it holds no place and no blocks
+// for nothing.
+static bool has_room(const runner *r) {
+    uint64_t wanted = 0;
+    for (uint32_t i = 0; i < r->num_running; i++) {
+        const seq *s = &r->running[i];
+        wanted += decodes(s) ? 0 : known(s) - s->len;
+    }
+    return !r->hold && r->num_running < r->opts->concurrency && wanted < r->prefill_chunk;
+}
+
 static attnd_err admit(runner *r, attnd_errinfo *info) {
     seq s;
-    while (!r->hold && r->num_running < r->opts->concurrency && take_waiting(r, &s)) {
+    while (has_room(r) && take_waiting(r, &s)) {
         attnd_err err = create(r, &s, info);
         if (ends_run(err) || (err != ATTND_OK && ++r->failures == MAX_FAILURES)) {
             return err;
@@ -137,7 +155,7 @@ static attnd_err preempt_youngest(runner *r, attnd_errinfo *info) {
     seq *s = &r->running[--r->num_running];
     attnd_err err = release(r, s, info);
     bench_verify_submit(r->link.verify, s->batch);
-    r->stats->preemptions++;
+    r->stats->preemptions += s->len > 0; // else it had not begun
     r->stats->recomputed_tokens += s->len;
     s->batch = NULL;
     s->len = 0;
@@ -230,6 +248,10 @@ static attnd_err advance(runner *r, attnd_errinfo *info) {
         }
         *(decodes(s) ? &r->stats->decode_tokens : &r->stats->prefill_tokens) += s->take;
         s->len += s->take;
+        if (s->len > s->most) {
+            s->most = s->len;
+            s->grown_us = now;
+        }
         if (s->len == known(s)) {
             token(r, s, now);
         }
@@ -242,31 +264,39 @@ static attnd_err advance(runner *r, attnd_errinfo *info) {
     return err;
 }
 
-// run_step runs the step that was built, waiting for blocks when nobody is left to preempt.
-static attnd_err run_step(runner *r, attnd_errinfo *info) {
-    bench_retry wait = {0};
-    attnd_err err;
-    do {
-        err = bench_step_run(r->step, &r->link, info);
-    } while (err == ATTND_ENOSPC && r->num_running == 1 && bench_retry_wait(&wait, &r->link));
+static void sleep_random(runner *r, uint32_t max_ms) {
+    double ns = bench_rng_uniform(&r->rng) * max_ms * 1e6;
+    nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
+}
+
+// starve handles a full pool when one sequence is left: others' sequences hold the blocks.  Waiting
+// comes first; then this one gives its own blocks back too, for a while, since two runtimes that
+// each wait for the other's last blocks would wait for ever.  A sequence that has not grown for as
+// long as patience lasts is given up.
+static attnd_err starve(runner *r, attnd_errinfo *info) {
+    const seq *s = &r->running[0];
+    if (attnd_clock_us() - s->grown_us > r->opts->patience_us) {
+        bench_stats_error(r->stats, "step", ATTND_ENOSPC, info);
+        return drop_step(r, info);
+    }
+    if (++r->starved % STARVED_STEPS != 0) {
+        sleep_random(r, 20);
+        return ATTND_OK;
+    }
+    attnd_err err = preempt_youngest(r, info);
+    sleep_random(r, 200);
     return err;
 }
 
 static attnd_err iterate(runner *r, attnd_errinfo *info) {
     build(r);
-    attnd_err err = run_step(r, info);
+    attnd_err err = bench_step_run(r->step, &r->link, info);
     if (err == ATTND_OK) {
-        r->failures = 0;
+        r->failures = r->starved = 0;
         return advance(r, info);
     }
-    if (err == ATTND_ENOSPC && r->num_running > 1) {
-        return preempt_youngest(r, info);
-    }
-    if (err == ATTND_ENOSPC && *r->opts->stop != 0) {
-        return ATTND_OK; // the user ended the wait
-    }
     if (err == ATTND_ENOSPC) {
-        bench_stats_error(r->stats, "step", err, info);
+        return r->num_running > 1 ? preempt_youngest(r, info) : starve(r, info);
     }
     if (ends_run(err) || ++r->failures == MAX_FAILURES) {
         return err;
@@ -283,7 +313,7 @@ static void sleep_until_due(const runner *r) {
 
 static attnd_err serve(runner *r, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
-    r->start_us = r->bar.start_us = attnd_clock_us();
+    r->start_us = r->bar.start_us = r->rng.state = attnd_clock_us();
     r->has_next = bench_load_next(r->opts->load, &r->next);
     while (err == ATTND_OK && !time_is_up(r)) {
         err = admit(r, info);

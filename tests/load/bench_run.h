@@ -2,7 +2,7 @@
 // continuous batching.  An iteration is one step over all running sequences: a token for each that
 // decodes, and at most prefill_chunk tokens of prompts, oldest first.  When the pool has no blocks
 // for a step the youngest sequence is freed and computed again later (a preemption); until another
-// one ends none is begun.
+// one ends none is begun.  The last one waits a while first, in case others give blocks back.
 #ifndef ATTND_LOAD_BENCH_RUN_H
 #define ATTND_LOAD_BENCH_RUN_H
 

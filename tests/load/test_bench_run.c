@@ -138,6 +138,22 @@ START_TEST(a_request_larger_than_the_pool_is_an_error) {
 }
 END_TEST
 
+static void free_the_pool_at_call_60(void) {
+    fake.pool_tokens = fake.calls >= 60 ? 0 : 22;
+}
+
+START_TEST(a_pool_that_others_fill_is_waited_for) {
+    fake.on_call = free_the_pool_at_call_60; // until then a prompt fits and its answer does not
+    opts.patience_us = 30000000;
+    ATTND_CK_OK(run());
+    ck_assert_uint_eq(stats.requests, 10);
+    ck_assert_uint_eq(stats.errors, 0);
+    ck_assert_uint_gt(stats.preemptions, 0); // the last one too gave its blocks back meanwhile
+    ck_assert_uint_eq(verdict.mismatches, 0);
+    ck_assert_uint_eq(verdict.rows, stats.rows);
+}
+END_TEST
+
 START_TEST(busy_is_retried_and_counted_apart) {
     fake.busy_every = 3;
     ATTND_CK_OK(run());
@@ -272,6 +288,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_nan_is_a_mismatch);
     tcase_add_test(tc, a_full_pool_preempts_and_loses_nothing);
     tcase_add_test(tc, a_request_larger_than_the_pool_is_an_error);
+    tcase_add_test(tc, a_pool_that_others_fill_is_waited_for);
     tcase_add_test(tc, busy_is_retried_and_counted_apart);
     tcase_add_test(tc, busy_for_too_long_is_an_error);
     tcase_add_loop_test(tc, a_failed_call_costs_its_requests_and_the_run_goes_on, 2, 60);
