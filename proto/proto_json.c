@@ -7,19 +7,42 @@
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
-attnd_err proto_json_parse(cJSON **out, const void *text, size_t bytes, attnd_errinfo *info) {
+#include "proto/proto_msg.h"
+
+static attnd_err no_memory(size_t bytes, attnd_errinfo *info) {
+    return attnd_fail(info, ATTND_ENOMEM, "json", "no memory for %zu bytes of JSON", bytes);
+}
+
+// parse_copy parses text that nobody else can change.
+static attnd_err parse_copy(cJSON **out, const char *text, size_t bytes, attnd_errinfo *info) {
     attnd_err err = proto_json_check(text, bytes, info);
     if (err) {
         return err;
     }
     cJSON *doc = cJSON_ParseWithLength(text, bytes);
     if (!doc) { // the grammar is right, so it is the memory
-        return attnd_fail(info, ATTND_ENOMEM, "json", "no memory for %zu bytes of JSON", bytes);
+        return no_memory(bytes, info);
     }
     *out = doc;
     return ATTND_OK;
+}
+
+// The text is walked several times, and cJSON sizes its strings on the first of two walks: what
+// lies in shared memory must not change between them.
+attnd_err proto_json_parse(cJSON **out, const void *text, size_t bytes, attnd_errinfo *info) {
+    if (bytes > PROTO_MAX_JSON_BYTES) {
+        return proto_json_check(text, bytes, info); // says so without a look at it
+    }
+    char *copy = malloc(bytes + 1);
+    if (!copy) {
+        return no_memory(bytes, info);
+    }
+    proto_copy(copy, text, bytes);
+    attnd_err err = parse_copy(out, copy, bytes, info);
+    free(copy);
+    return err;
 }
 
 // join writes the path of key under o, or of its element idx; a long one is cut.

@@ -39,7 +39,7 @@ static attnd_err read_frame(proto_view msg, proto_header *out, attnd_errinfo *in
     if (msg.bytes < sizeof(h)) {
         return attnd_fail(info, ATTND_EPROTO, "header", "%zu bytes are no header", msg.bytes);
     }
-    memcpy(&h, msg.data, sizeof(h));
+    proto_copy(&h, msg.data, sizeof(h));
     if (h.magic != PROTO_MAGIC) {
         return attnd_fail(info, ATTND_EPROTO, "magic", "magic 0x%08x is not attnd's", h.magic);
     }
@@ -110,7 +110,7 @@ attnd_err proto_read(proto_view msg, void *out, size_t bytes, bool exact, attnd_
                           exact ? "" : "at least ", bytes);
     }
     if (bytes > 0) {
-        memcpy(out, msg.data + PROTO_BODY, bytes);
+        proto_copy(out, msg.data + PROTO_BODY, bytes);
     }
     return ATTND_OK;
 }

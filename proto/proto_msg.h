@@ -9,16 +9,17 @@
 //     TRY(proto_read(msg, &step, sizeof(step), false, &info));     // h.op is PROTO_STEP
 //     TRY(proto_array(msg, "num_seqs", PROTO_BODY + sizeof(step), step.num_seqs,
 //                           sizeof(proto_step_seq), sizeof(step), &seqs, &info));
-//     memcpy(&seq, (const char *)seqs + i * sizeof(seq), sizeof(seq));   // one after another
+//     proto_copy(&seq, (const char *)seqs + i * sizeof(seq), sizeof(seq));   // one after another
 //
 // Alignment.  A message need only be aligned to 4 bytes (NNG delivers 16 n + 4), and so are the
-// arrays in it: copy structs and 64-bit elements by memcpy, never through a pointer of their type.
+// arrays in it: copy structs and 64-bit elements, never read them through a pointer of their type.
 #ifndef ATTND_PROTO_PROTO_MSG_H
 #define ATTND_PROTO_PROTO_MSG_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "proto/proto_wire.h"
 
@@ -37,6 +38,14 @@ const char *proto_op_name(uint32_t op);
 uint32_t proto_op_parse(const char *name);
 
 // ---- reading
+
+// proto_copy copies bytes of a message out of it, once: the compiler may not read them again where
+// the copy is used.  A message in shared memory may change at any moment, so whatever is checked is
+// copied by this first.
+static inline void proto_copy(void *out, const void *in, size_t bytes) {
+    memcpy(out, in, bytes);
+    __asm__ volatile("" : : : "memory");
+}
 
 // proto_read_header reads and checks the header of a request: EPROTO (too short, wrong magic,
 // body_bytes is not the rest of the message, request 0), EVERSION, EINVAL (flags, status or

@@ -46,7 +46,7 @@ static attnd_err copy_array(srv_core *core, srv_step *step, const srv_request *r
                           "positions, masks and paths of a step have over %llu bytes",
                           (unsigned long long)core->conf.step_bytes);
     }
-    memcpy(*out, in, bytes);
+    proto_copy(*out, in, bytes);
     return ATTND_OK;
 }
 
@@ -115,7 +115,7 @@ static attnd_err read_seqs(srv_core *core, srv_step *step, const srv_request *rq
     uint64_t rows = 0;
     for (uint32_t i = 0; i < body->num_seqs && !err; i++) {
         proto_step_seq seq;
-        memcpy(&seq, seqs + i * sizeof(seq), sizeof(seq));
+        proto_copy(&seq, seqs + i * sizeof(seq), sizeof(seq));
         err = read_seq(core, step, rq, i, &seq, fixed, &rows, info);
     }
     return err;
