@@ -208,6 +208,7 @@ static attnd_err make_reply(srv_request *rq, const srv_attend_ask *ask, attnd_er
     a->reply->lens_off = ask->num_lens ? (uint32_t)lens_off : 0;
     a->out = msg + out_off;
     a->lse = lse ? (float *)(void *)(msg + lse_off) : NULL;
+    a->lens = (uint32_t *)(void *)(msg + lens_off);
     return ATTND_OK;
 }
 

@@ -42,7 +42,7 @@ static attnd_err read_path(srv_core *core, srv_step *step, const srv_request *rq
     if (err) {
         return err;
     }
-    memcpy(path, in, num * sizeof(path[0]));
+    proto_copy(path, in, num * sizeof(path[0]));
     uint32_t listed = 0;
     err = kv_step_moves(core->kv, step->handle, i, path, num, moves + step->num_copies,
                         max_moves - step->num_copies, &listed, info);
@@ -79,7 +79,7 @@ static attnd_err read_entries(srv_core *core, srv_step *step, const srv_request 
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < step->num_seqs && !err; i++) {
         proto_commit_seq in;
-        memcpy(&in, entries + i * sizeof(in), sizeof(in));
+        proto_copy(&in, entries + i * sizeof(in), sizeof(in));
         err = check_accepted(step, i, &in, info);
         step->accepted[i] = in.accepted;
         if (!err && in.path_off) {
@@ -177,6 +177,14 @@ static attnd_err find_step(srv_core *core, const srv_request *rq, const proto_co
     return check_layers(step, info);
 }
 
+// check_room: what is committed must also be told.
+static attnd_err check_room(const srv_request *rq, uint32_t num_seqs, attnd_errinfo *info) {
+    size_t bytes = sizeof(proto_header) + sizeof(proto_lens) + num_seqs * sizeof(uint32_t);
+    return bytes <= rq->reply_room
+               ? ATTND_OK
+               : attnd_fail(info, ATTND_EMSGSIZE, "reply_bytes", "the reply has %zu bytes", bytes);
+}
+
 static attnd_err read_commit(srv_core *core, srv_request *rq, uint32_t off, srv_step **out,
                              attnd_errinfo *info) {
     proto_commit body;
@@ -186,10 +194,13 @@ static attnd_err read_commit(srv_core *core, srv_request *rq, uint32_t off, srv_
     if (err) {
         return err;
     }
-    memcpy(&body, in, sizeof(body));
+    proto_copy(&body, in, sizeof(body));
     err = proto_check_zero(body.reserved, "reserved", info);
     if (!err) {
         err = find_step(core, rq, &body, out, info);
+    }
+    if (!err && off == PROTO_BODY) {
+        err = check_room(rq, body.num_seqs, info);
     }
     if (!err) {
         err = proto_array(rq->msg, "num_seqs", (uint64_t)off + sizeof(body), body.num_seqs,

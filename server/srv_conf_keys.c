@@ -18,8 +18,15 @@ const srv_conf_key srv_conf_keys[] = {
     {"server", "admin", SRV_CONF_TEXT, CONF(admin), "", 0, 0, NULL, false,
      "URL of the administration socket, ipc:// only; empty: the first ipc:// URL of listen with "
      ".admin appended."},
+    {"server", "attach_socket", SRV_CONF_TEXT, CONF(attach_socket), "", 0, 0, NULL, false,
+     "Path of the socket that shared-memory rings are attached over; empty: that of the first "
+     "ipc:// URL of listen with .attach appended; none: no rings.  A socket handed over by systemd "
+     "under the name attach is used instead."},
+    {"server", "spin_us", SRV_CONF_COUNT, CONF(spin_us), "50", 0, 100000, NULL, true,
+     "Microseconds that rings are polled after the last request or reply before the daemon sleeps; "
+     "0: it never polls."},
     {"server", "socket_mode", SRV_CONF_MODE, CONF(socket_mode), "0660", 0, 0777, NULL, false,
-     "Permissions of the ipc:// sockets that clients use."},
+     "Permissions of the sockets that clients use."},
     {"server", "admin_mode", SRV_CONF_MODE, CONF(admin_mode), "0600", 0, 0777, NULL, false,
      "Permissions of the administration socket."},
     {"server", "log_level", SRV_CONF_CHOICE, CONF(log_level), "info", 0, 0, "error warn info debug",
@@ -66,6 +73,12 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "in_flight", SRV_CONF_COUNT, CONF(in_flight), "64", 1, 1024, NULL, false,
      "Requests of one connection without a reply; above it requests are refused, above twice it "
      "the connection is closed."},
+    {"limits", "rings", SRV_CONF_COUNT, CONF(rings), "128", 1, 4096, NULL, false,
+     "Connections of the attach socket at once; further ones are closed at once."},
+    {"limits", "ring_memory", SRV_CONF_SIZE, CONF(ring_bytes), "256MiB", 64 * KIB, 64 * GIB, NULL,
+     false, "Largest shared memory of one ring, its queues included."},
+    {"limits", "all_rings_memory", SRV_CONF_SIZE, CONF(all_rings_bytes), "4GiB", 64 * KIB,
+     64ull << 40, NULL, false, "Shared memory of all rings together; above it rings are refused."},
     {"limits", "send_timeout", SRV_CONF_TIME, CONF(send_timeout_ms), "10s", 10, DAY_MS, NULL, true,
      "How long a reply may wait for its client to read; then the connection is closed."},
     {"limits", "hello_timeout", SRV_CONF_TIME, CONF(hello_timeout_ms), "10s", 10, DAY_MS, NULL,

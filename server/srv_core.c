@@ -11,7 +11,7 @@
 // A session outlives its connection while something of it runs, so there are more sessions than
 // connections.  The administration socket has its own few connections.
 static uint32_t max_sessions(const srv_conf *conf) {
-    return 2 * ((uint32_t)conf->connections + SRV_ADMIN_CONNECTIONS);
+    return 2 * ((uint32_t)(conf->connections + conf->rings) + SRV_ADMIN_CONNECTIONS);
 }
 
 static attnd_err make_cache(srv_core *core, attnd_errinfo *info) {

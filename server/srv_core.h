@@ -51,6 +51,7 @@ struct srv_core {
     srv_steps steps;
     attn_row *rows; // [conf.step_seqs], to check a request with
 
+    const char *attach_path; // of the attach socket; borrowed, NULL = there is none
     bool draining;
     uint64_t started_ms;
 };

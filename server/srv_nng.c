@@ -233,7 +233,7 @@ static attnd_err reply_alloc(srv_request *rq, size_t bytes, void **out, attnd_er
     conn *c = conn_of(rq->conn);
     srv_nng *t = s->t;
     drop_msg(s, &s->reply);
-    if (bytes > t->opts.message_bytes) {
+    if (bytes > rq->reply_room) {
         return attnd_fail(info, ATTND_EMSGSIZE, "", "the reply would have %zu bytes", bytes);
     }
     // An error always gets through: its size is counted, but not held against the bound.
@@ -354,6 +354,7 @@ static void on_received(srv_nng *t, slot *s) {
     memset(&s->rq, 0, sizeof(s->rq));
     s->rq.conn = &c->pub;
     s->rq.arrival_us = attnd_clock_us();
+    s->rq.reply_room = t->opts.message_bytes;
     s->state = SLOT_WORKING;
     s->request = nng_aio_get_msg(s->aio);
     nng_aio_set_msg(s->aio, NULL);

@@ -11,19 +11,26 @@
 #include <string.h>
 
 #include "proto/log.h"
+#include "proto/proto_ring.h"
 
 #define FIXED(type) (sizeof(proto_header) + sizeof(type))
 #define JSON        (sizeof(proto_header) + PROTO_MAX_JSON_BYTES)
 #define NONE        sizeof(proto_header)
 
-enum { ONCE = SRV_OP_ONCE, STARTS = SRV_OP_STARTS, ADMIN = SRV_OP_ADMIN, AGAIN = SRV_OP_REPEATS };
+enum {
+    ONCE = SRV_OP_ONCE,
+    STARTS = SRV_OP_STARTS,
+    ADMIN = SRV_OP_ADMIN,
+    AGAIN = SRV_OP_REPEATS,
+    ROOM = SRV_OP_ROOM,
+};
 
 #define OP(name, NAME, bytes, flags, kv_op) \
     { #name, PROTO_##NAME, srv_op_##name, bytes, flags, kv_op }
 
 const srv_op srv_ops[] = {
-    OP(hello, HELLO, JSON, SRV_OP_HELLO | STARTS, 0),
-    OP(model_open, MODEL_OPEN, JSON, STARTS, 0),
+    OP(hello, HELLO, JSON, SRV_OP_HELLO | STARTS | ROOM, 0),
+    OP(model_open, MODEL_OPEN, JSON, STARTS | ROOM, 0),
     OP(model_close, MODEL_CLOSE, FIXED(proto_model), 0, 0),
     OP(model_list, MODEL_LIST, NONE, 0, 0),
     OP(seq_create, SEQ_CREATE, FIXED(proto_model), ONCE | STARTS, KV_OP_CREATE),
@@ -64,6 +71,10 @@ static attnd_err check_op(const srv_core *core, const srv_request *rq, const srv
     if (op->max_bytes && rq->msg.bytes > op->max_bytes) {
         return attnd_fail(info, ATTND_EMSGSIZE, "", "a %s message has at most %llu bytes", op->name,
                           (unsigned long long)op->max_bytes);
+    }
+    if ((op->flags & SRV_OP_ROOM) && rq->reply_room < PROTO_RING_JSON_REPLY) {
+        return attnd_fail(info, ATTND_EMSGSIZE, "reply_bytes", "a reply to %s has up to %d bytes",
+                          op->name, PROTO_RING_JSON_REPLY);
     }
     if ((op->flags & SRV_OP_ADMIN) && !rq->conn->admin) {
         return attnd_fail(info, ATTND_EPERM, "op", "%s is for the administration socket", op->name);

@@ -12,6 +12,7 @@ enum {
     SRV_OP_HELLO = 1u << 2,   // needs no session
     SRV_OP_STARTS = 1u << 3,  // begins work: refused while draining
     SRV_OP_REPEATS = 1u << 4, // a repeat is the handler's: it computes again
+    SRV_OP_ROOM = 1u << 5,    // changes what is there, then answers in JSON: room is checked first
 };
 
 typedef struct srv_op {

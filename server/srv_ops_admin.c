@@ -70,15 +70,6 @@ static attnd_err find_tenant(const srv_core *core, const srv_conn *conn, const c
     return attnd_fail(info, ATTND_EPERM, "tenant", "not a tenant that this user may be");
 }
 
-// same_secret takes the same time wherever the secrets differ.
-static bool same_secret(const uint8_t *a, const uint8_t *b) {
-    uint8_t diff = 0;
-    for (size_t i = 0; i < KV_SECRET_BYTES; i++) {
-        diff |= (uint8_t)(a[i] ^ b[i]);
-    }
-    return diff == 0;
-}
-
 // reattach: while the daemon lives, a session ends with its connection, so there is none to attach
 // to but one that is in use.
 static attnd_err reattach(srv_core *core, const hello *h, attnd_errinfo *info) {
@@ -86,7 +77,7 @@ static attnd_err reattach(srv_core *core, const hello *h, attnd_errinfo *info) {
     if (!s) {
         return attnd_fail(info, ATTND_ESTALE, "session", "the session is gone");
     }
-    if (!same_secret(s->secret, h->secret)) {
+    if (!srv_session_has_secret(s, h->secret)) {
         return attnd_fail(info, ATTND_EPERM, "secret", "not the session's secret");
     }
     return attnd_fail(info, ATTND_EBUSY, "session", "the session has another connection");
@@ -101,7 +92,11 @@ static cJSON *describe_session(const srv_core *core, const srv_session *s) {
     proto_json_add_hex(doc, "secret", s->secret, sizeof(s->secret));
     cJSON_AddStringToObject(doc, "tenant", core->conf.tenants[s->tenant_idx].name);
     cJSON_AddFalseToObject(doc, "reattached");
-    cJSON_AddNullToObject(doc, "attach_socket");
+    if (core->attach_path && s->uid != UINT32_MAX) {
+        cJSON_AddStringToObject(doc, "attach_socket", core->attach_path);
+    } else { // over tcp:// the path would be another machine's
+        cJSON_AddNullToObject(doc, "attach_socket");
+    }
     cJSON_AddNumberToObject(limits, "message_bytes", (double)core->conf.message_bytes);
     cJSON_AddNumberToObject(limits, "in_flight", (double)core->conf.in_flight);
     cJSON_AddNumberToObject(limits, "step_seqs", (double)core->conf.step_seqs);

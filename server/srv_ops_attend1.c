@@ -32,6 +32,7 @@ static attnd_err commit(srv_core *core, srv_step *step, uint32_t *lens, attnd_er
 
 static void attended(srv_request *rq, attnd_err err, proto_attend_reply *reply,
                      const attnd_errinfo *info) {
+    (void)reply;
     srv_step *step = rq->attend.step;
     srv_core *core = rq->session->core;
     attnd_errinfo refused = {.code = ATTND_OK};
@@ -40,9 +41,8 @@ static void attended(srv_request *rq, attnd_err err, proto_attend_reply *reply,
         err = attnd_fail(&refused, ATTND_ECANCELED, "", "%s", attnd_strerror(ATTND_ECANCELED));
     }
     if (!err) {
-        uint8_t *msg = (uint8_t *)reply - sizeof(proto_header);
         info = &refused;
-        err = commit(core, step, (uint32_t *)(void *)(msg + reply->lens_off), &refused);
+        err = commit(core, step, rq->attend.lens, &refused);
     }
     if (err) {
         end_with_error(step, err, info);
@@ -107,7 +107,7 @@ static attnd_err read_seqs(srv_core *core, srv_step *step, const srv_request *rq
     uint64_t rows = 0;
     for (uint32_t i = 0; i < body->num_seqs && !err; i++) {
         proto_attend1_seq seq;
-        memcpy(&seq, seqs + i * sizeof(seq), sizeof(seq));
+        proto_copy(&seq, seqs + i * sizeof(seq), sizeof(seq));
         err = read_seq(core, step, rq, i, &seq, fixed, &rows, info);
     }
     if (!err) {

@@ -19,6 +19,7 @@ attnd_err srv_reply_begin(srv_request *rq, size_t body_bytes, size_t zero_bytes,
         .op = rq->header.op,
         .request = rq->header.request,
         .body_bytes = (uint32_t)body_bytes,
+        .status = rq->status,
     };
     memcpy(msg, &header, sizeof(header));
     *body = (uint8_t *)msg + sizeof(header);
@@ -45,6 +46,7 @@ void srv_reply_end(srv_request *rq) {
 
 void srv_reply_error(srv_request *rq, attnd_err code, const attnd_errinfo *info) {
     uint8_t *body;
+    rq->status = code;
     if (srv_reply_begin(rq, sizeof(proto_error), sizeof(proto_error), &body, NULL)) {
         srv_session *session = leave(rq);
         rq->conn->ops->drop(rq);
@@ -53,8 +55,6 @@ void srv_reply_error(srv_request *rq, attnd_err code, const attnd_errinfo *info)
         }
         return;
     }
-    int32_t status = code;
-    memcpy(body - sizeof(proto_header) + offsetof(proto_header, status), &status, sizeof(status));
     proto_error error = {.detail = 0};
     if (info && info->code == code) {
         error.detail = info->detail;

@@ -25,8 +25,9 @@ typedef struct srv_step srv_step;       // srv_step.h
 // srv_transport_ops is what a transport does for requests.
 typedef struct srv_transport_ops {
     // reply_alloc returns room for a reply of bytes, header included, 8-aligned at least, in *out;
-    // a second call replaces the first.  ATTND_EBUSY: the connection has too many unread replies;
-    // ATTND_ENOMEM; ATTND_EMSGSIZE.
+    // a second call replaces the first.  What is there is only to be written: in shared memory it
+    // may be read back as something else.  ATTND_EBUSY: the connection has too many unread replies;
+    // ATTND_ENOMEM; ATTND_EMSGSIZE: more than reply_room.
     attnd_err (*reply_alloc)(srv_request *rq, size_t bytes, void **out, attnd_errinfo *info);
     // reply_send sends what was allocated last and takes the request.
     void (*reply_send)(srv_request *rq);
@@ -55,6 +56,7 @@ typedef struct srv_attend_state {
     proto_attend_reply *reply;                     // being made
     uint8_t *out;                                  // in it
     float *lse;                                    // likewise, may be NULL
+    uint32_t *lens;                                // likewise, decode and prefill
     void (*done)(srv_request *rq, attnd_err err, proto_attend_reply *reply,
                  const attnd_errinfo *info);
 } srv_attend_state;
@@ -62,10 +64,12 @@ typedef struct srv_attend_state {
 struct srv_request {
     srv_conn *conn;
     proto_header header; // checked copy
-    proto_view msg;      // whole message, borrowed until the reply
+    proto_view msg;      // whole message, borrowed until the reply; it may change while it is read
+    size_t reply_room;   // bytes that a reply may have
     uint64_t arrival_us;
     // filled by srv_dispatch and the handlers
     srv_session *session;
+    attnd_err status;                // of the reply
     list_node node;                  // in session->requests
     list_node wait_node;             // in a list of the step or of the queue that it waits in
     void (*cancel)(srv_request *rq); // answers it soon with ECANCELED; NULL = runs to its end

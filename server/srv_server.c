@@ -21,9 +21,11 @@
 #include "proto/log.h"
 #include "server/srv_compute.h"
 #include "server/srv_core.h"
+#include "server/srv_inherit.h"
 #include "server/srv_nng.h"
 #include "server/srv_notify.h"
 #include "server/srv_ops.h"
+#include "server/srv_rings.h"
 
 enum {
     LINGER_MS = 200, // for NNG to write the last replies out, which it does not tell of
@@ -47,6 +49,7 @@ typedef struct server {
     srv_core_hooks hooks;
     srv_compute *compute;
     srv_nng *clients, *admin;
+    srv_rings *rings;               // NULL = off
     char urls[SRV_CONF_TEXT_BYTES]; // of conf.listen, cut in place
     char admin_url[SRV_CONF_TEXT_BYTES + 8];
 } server;
@@ -74,6 +77,7 @@ static void on_timer(uv_timer_t *timer) {
     rearm(s, srv_core_expire(&s->core, now));
     rearm(s, srv_nng_expire(s->clients, now, hello_ms));
     rearm(s, srv_nng_expire(s->admin, now, hello_ms));
+    rearm(s, srv_rings_expire(s->rings, now, hello_ms));
     if (s->phase == DRAINING || s->phase == LINGERING) {
         rearm(s, s->drain_until_ms > now ? s->drain_until_ms : UINT64_MAX);
     }
@@ -116,6 +120,7 @@ static void finish(server *s) {
     s->phase = STOPPED;
     srv_nng_close(s->clients);
     srv_nng_close(s->admin);
+    srv_rings_close(s->rings);
     srv_compute_stop(s->compute);
     uv_close((uv_handle_t *)&s->timer, NULL);
     uv_close((uv_handle_t *)&s->watchdog, NULL);
@@ -204,8 +209,22 @@ static void request(void *ctx, srv_request *rq) {
 static void lost(void *ctx, srv_conn *conn) {
     (void)ctx;
     if (conn->session) {
-        srv_session_end(conn->session);
+        srv_session_end(conn->session, conn);
     }
+}
+
+static attnd_err attached(void *ctx, srv_conn *conn, uint64_t session, const uint8_t *secret,
+                          attnd_errinfo *info) {
+    server *s = ctx;
+    if (s->core.draining) {
+        return attnd_fail(info, ATTND_ESHUTDOWN, "", "%s", attnd_strerror(ATTND_ESHUTDOWN));
+    }
+    return session ? srv_session_join(&s->core, conn, session, secret, info) : ATTND_OK;
+}
+
+static bool poll_compute(void *ctx) {
+    server *s = ctx;
+    return srv_compute_poll(s->compute);
 }
 
 // add_urls cuts conf.listen at its spaces.
@@ -221,20 +240,65 @@ static attnd_err add_urls(server *s, srv_nng_opts *opts, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
+// first_ipc returns the first ipc:// URL, NULL when there is none.
+static const char *first_ipc(const srv_nng_opts *clients) {
+    for (uint32_t i = 0; i < clients->num_urls; i++) {
+        if (strncmp(clients->urls[i], "ipc://", 6) == 0) {
+            return clients->urls[i];
+        }
+    }
+    return NULL;
+}
+
 static attnd_err name_admin(server *s, const srv_nng_opts *clients, attnd_errinfo *info) {
     const srv_conf *conf = &s->core.conf;
+    const char *ipc = first_ipc(clients);
     if (conf->admin[0]) {
         snprintf(s->admin_url, sizeof(s->admin_url), "%s", conf->admin);
         return ATTND_OK;
     }
-    for (uint32_t i = 0; i < clients->num_urls; i++) {
-        if (strncmp(clients->urls[i], "ipc://", 6) == 0) {
-            snprintf(s->admin_url, sizeof(s->admin_url), "%s.admin", clients->urls[i]);
-            return ATTND_OK;
-        }
+    if (ipc) {
+        snprintf(s->admin_url, sizeof(s->admin_url), "%s.admin", ipc);
+        return ATTND_OK;
     }
     return attnd_fail(info, ATTND_EINVAL, "admin",
                       "server.listen has no ipc:// URL to name the administration socket after");
+}
+
+// open_rings: the attach socket is handed over, or named, or beside the first ipc:// socket.
+static attnd_err open_rings(server *s, const srv_nng_opts *clients, attnd_errinfo *info) {
+    const srv_conf *conf = &s->core.conf;
+    const char *ipc = first_ipc(clients);
+    char path[SRV_CONF_TEXT_BYTES + 8];
+    int fd = srv_inherit_fd("attach");
+    if (fd < 0 && (strcmp(conf->attach_socket, "none") == 0 || (!conf->attach_socket[0] && !ipc))) {
+        return ATTND_OK;
+    }
+    if (conf->attach_socket[0]) {
+        snprintf(path, sizeof(path), "%s", conf->attach_socket);
+    } else {
+        snprintf(path, sizeof(path), "%s.attach", ipc ? ipc + strlen("ipc://") : "");
+    }
+    srv_rings_opts opts = {
+        .path = path,
+        .fd = fd,
+        .mode = (uint32_t)conf->socket_mode,
+        .connections = (uint32_t)conf->rings,
+        .in_flight = (uint32_t)conf->in_flight,
+        .ring_bytes = conf->ring_bytes,
+        .all_bytes = conf->all_rings_bytes,
+        .message_bytes = conf->message_bytes,
+        .spin_us = (uint32_t)conf->spin_us,
+        .opened = opened,
+        .attached = attached,
+        .request = request,
+        .lost = lost,
+        .poll = poll_compute,
+        .ctx = s,
+    };
+    attnd_err err = srv_rings_open(&s->rings, &s->loop, &opts, info);
+    s->core.attach_path = srv_rings_path(s->rings);
+    return err;
 }
 
 static attnd_err open_transports(server *s, attnd_errinfo *info) {
@@ -266,7 +330,10 @@ static attnd_err open_transports(server *s, attnd_errinfo *info) {
     admin.in_flight = ADMIN_IN_FLIGHT;
     admin.admin = true;
     err = srv_nng_open(&s->clients, &s->loop, &clients, info);
-    return err ? err : srv_nng_open(&s->admin, &s->loop, &admin, info);
+    if (!err) {
+        err = srv_nng_open(&s->admin, &s->loop, &admin, info);
+    }
+    return err ? err : open_rings(s, &clients, info);
 }
 
 static void add_transport(cJSON *doc, const char *name, const srv_nng *t) {
@@ -284,11 +351,32 @@ static void add_transport(cJSON *doc, const char *name, const srv_nng *t) {
     cJSON_AddNumberToObject(o, "closed_idle", (double)info.closed_idle);
 }
 
+static void add_rings(cJSON *doc, const srv_rings *t) {
+    srv_rings_info info;
+    srv_rings_get_info(t, &info);
+    cJSON *o = cJSON_AddObjectToObject(doc, "rings");
+    cJSON_AddNumberToObject(o, "connections", info.connections);
+    cJSON_AddNumberToObject(o, "rings", info.rings);
+    cJSON_AddNumberToObject(o, "bytes", (double)info.ring_bytes);
+    cJSON_AddNumberToObject(o, "in_flight", info.in_flight);
+    cJSON_AddNumberToObject(o, "requests", (double)info.requests);
+    cJSON_AddNumberToObject(o, "refused_busy", (double)info.busy);
+    cJSON_AddNumberToObject(o, "refused_malformed", (double)info.malformed);
+    cJSON_AddNumberToObject(o, "refused_rings", (double)info.refused);
+    cJSON_AddNumberToObject(o, "sleeps", (double)info.sleeps);
+    cJSON_AddNumberToObject(o, "doorbells", (double)info.doorbells);
+    cJSON_AddNumberToObject(o, "closed_broken", (double)info.closed_broken);
+    cJSON_AddNumberToObject(o, "closed_rights", (double)info.closed_rights);
+    cJSON_AddNumberToObject(o, "closed_full", (double)info.closed_full);
+    cJSON_AddNumberToObject(o, "closed_idle", (double)info.closed_idle);
+}
+
 static void describe(void *ctx, cJSON *out) {
     const server *s = ctx;
     cJSON *o = cJSON_AddObjectToObject(out, "transport");
     add_transport(o, "clients", s->clients);
     add_transport(o, "administration", s->admin);
+    add_rings(o, s->rings);
 }
 
 // ---- configuration
@@ -299,6 +387,7 @@ static void reconfigured(void *ctx) {
     attnd_log_set_level(attnd_log_level_parse(conf->log_level));
     srv_nng_set_send_timeout(s->clients, conf->send_timeout_ms);
     srv_nng_set_send_timeout(s->admin, conf->send_timeout_ms);
+    srv_rings_set_spin(s->rings, (uint32_t)conf->spin_us);
     rearm(s, attnd_clock_ms()); // hello_timeout, and quotas that waiting steps may now fit
 }
 

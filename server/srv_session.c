@@ -44,6 +44,7 @@ attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, 
     s->tenant_idx = tenant_idx;
     s->uid = conn->uid;
     s->conn = conn;
+    s->ring = NULL;
     s->settling = false;
     s->opened_ms = attnd_clock_ms();
     s->num_requests = s->errors = 0;
@@ -53,6 +54,34 @@ attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, 
     list_init(&s->steps);
     conn->session = s;
     *out = s;
+    return ATTND_OK;
+}
+
+bool srv_session_has_secret(const srv_session *s, const uint8_t *secret) {
+    uint8_t diff = 0;
+    for (size_t i = 0; i < KV_SECRET_BYTES; i++) {
+        diff |= (uint8_t)(s->secret[i] ^ secret[i]);
+    }
+    return diff == 0;
+}
+
+attnd_err srv_session_join(srv_core *core, srv_conn *conn, uint64_t id, const uint8_t *secret,
+                           attnd_errinfo *info) {
+    srv_session *s = srv_session_find(core, id);
+    if (!s || !s->conn) {
+        return attnd_fail(info, ATTND_ESTALE, "session", "the session is gone");
+    }
+    if (!srv_session_has_secret(s, secret)) {
+        return attnd_fail(info, ATTND_EPERM, "secret", "not the session's secret");
+    }
+    if (s->conn->admin || !srv_conf_admits(&core->conf.tenants[s->tenant_idx], conn->uid)) {
+        return attnd_fail(info, ATTND_EPERM, "session", "not a session that this user may join");
+    }
+    if (s->ring) {
+        return attnd_fail(info, ATTND_EEXIST, "session", "the session has a ring");
+    }
+    s->ring = conn;
+    conn->session = s;
     return ATTND_OK;
 }
 
@@ -91,9 +120,20 @@ void srv_session_abort(srv_session *s) {
     srv_session_settle(s);
 }
 
-void srv_session_end(srv_session *s) {
-    s->conn->session = NULL;
-    s->conn = NULL;
+static void leave(srv_conn **conn, const srv_conn *lost) {
+    srv_conn *c = *conn;
+    *conn = NULL;
+    if (c) {
+        c->session = NULL;
+    }
+    if (c && c != lost) {
+        c->ops->close(c);
+    }
+}
+
+void srv_session_end(srv_session *s, const srv_conn *lost) {
+    leave(&s->conn, lost);
+    leave(&s->ring, lost);
     srv_session_abort(s);
 }
 

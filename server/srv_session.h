@@ -1,5 +1,5 @@
-// srv_session is one client: its connection, its unanswered requests, its open steps, and the
-// models it uses.  A session ends when its connection is lost: waiting requests are canceled,
+// srv_session is one client: its connections, its unanswered requests, its open steps, and the
+// models it uses.  A session ends when a connection of it is lost: waiting requests are canceled,
 // running ones awaited, steps aborted, and only then are its sequences given back, so that nothing
 // is freed under a launch.  Loop thread only.
 #ifndef ATTND_SERVER_SRV_SESSION_H
@@ -18,7 +18,8 @@ struct srv_session {
     uint32_t tenant;     // of kv_cache
     uint32_t tenant_idx; // in core->conf.tenants
     uint32_t uid;
-    srv_conn *conn; // NULL once it is lost
+    srv_conn *conn; // NULL once the session is ending
+    srv_conn *ring; // the second one, a ring that has joined; NULL = none
     bool settling;  // srv_session_abort walks the lists: do not close yet
     char client[PROTO_NAME_BYTES];
     list_node requests;   // unanswered, srv_request.node
@@ -32,11 +33,19 @@ struct srv_session {
 attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, const char *client,
                            srv_session **out, attnd_errinfo *info);
 
+// srv_session_join gives a session a second connection.  ATTND_ESTALE: no such session;
+// ATTND_EPERM: a wrong secret, or not a user who may; ATTND_EEXIST: it has two.
+attnd_err srv_session_join(srv_core *core, srv_conn *conn, uint64_t id, const uint8_t *secret,
+                           attnd_errinfo *info);
+
+// srv_session_has_secret compares in a time that tells nothing.
+bool srv_session_has_secret(const srv_session *s, const uint8_t *secret);
+
 // srv_session_abort cancels the session's waiting requests and ends its steps.
 void srv_session_abort(srv_session *s);
 
-// srv_session_end begins the end of a session whose connection is lost.
-void srv_session_end(srv_session *s);
+// srv_session_end begins the end of a session that has lost a connection, and closes the other.
+void srv_session_end(srv_session *s, const srv_conn *lost);
 
 // srv_session_settle closes a session that is ending and has nothing left.  Call it whenever a
 // request or a step of it has gone.

@@ -1,0 +1,616 @@
+// The transport of rings.
+//
+//     attach socket: accept -> one proto_attach -> region made, sent -> doorbells -> closed
+//     loop:          asleep --doorbell, completion--> on_spin, on_spin, ... --spin_us--> asleep
+//
+// Polling.  on_spin is an idle handle, so while it is started the loop never blocks: it runs a
+// slice of polling, then everything else that is ready, then the next slice.  Within a slice every
+// ring gets up to BURST submissions a turn, so that no client can keep the others waiting.  Clients
+// that wait for completions are woken at the end of their ring's turn, not at the first one.
+//
+// Going to sleep: the flags are set in all rings, then a full fence, then one more look at each.  A
+// client does the same the other way round (submit, fence, look at the flag), so one of the two
+// sees the other.
+//
+// A request is a slot of its connection, from the array made at the start: in_flight of them, and
+// one to answer EBUSY with.
+#include "server/srv_rings.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/clock.h"
+#include "proto/log.h"
+#include "server/srv_attach.h"
+#include "server/srv_ring.h"
+
+enum {
+    BURST = 16,     // submissions of one ring in a turn
+    SLICE_US = 20,  // of polling between two looks at everything else
+    PACKETS = 16,   // of one connection, and connections of the socket, in one event
+    IDLE_PAUSES = 4 // between two turns that found nothing
+};
+
+typedef struct slot {
+    srv_request rq;
+    list_node node; // in conn->free_slots
+    uint64_t user;
+    uint8_t *reply;
+    uint32_t reply_bytes; // of the reply that was made
+} slot;
+
+typedef struct conn {
+    srv_conn pub;
+    srv_rings *t;
+    list_node node; // in t->rings when it has a ring and is open; in t->free when it is nothing
+    uv_poll_t poll;
+    int fd;
+    bool open;   // the socket is
+    bool handle; // poll is not closed yet
+    srv_ring ring;
+    slot *slots; // [in_flight + 1]
+    list_node free_slots;
+    uint32_t in_flight;
+    bool in_turn; // its clients are woken at the end of the turn
+} conn;
+
+struct srv_rings {
+    srv_rings_opts opts;
+    srv_attach socket;
+    uv_poll_t listen;
+    uv_idle_t spin;
+    bool awake, stopping;
+    uint32_t handles; // not closed yet
+    uint64_t event_us;
+    conn *conns; // [opts.connections]
+    slot *slots; // [opts.connections, in_flight + 1]
+    list_node rings, free;
+    srv_rings_info info;
+};
+
+static slot *slot_of(srv_request *rq) {
+    return LIST_ENTRY(rq, slot, rq);
+}
+
+static conn *conn_of(srv_conn *pub) {
+    return LIST_ENTRY(pub, conn, pub);
+}
+
+static conn *ring_conn(list_node *node) {
+    return LIST_ENTRY(node, conn, node);
+}
+
+// ---- sleep
+
+static void set_sleeps(srv_rings *t, bool sleeps) {
+    LIST_FOREACH (&t->rings, node) {
+        srv_ring_set_sleeps(&ring_conn(node)->ring, sleeps);
+    }
+}
+
+static void on_spin(uv_idle_t *spin);
+
+// wake notes that something has happened, and starts the polling.
+static void wake(srv_rings *t) {
+    t->event_us = attnd_clock_us();
+    if (!t->awake && !t->stopping) {
+        t->awake = true;
+        set_sleeps(t, false);
+        uv_idle_start(&t->spin, on_spin);
+    }
+}
+
+static bool any_pending(srv_rings *t) {
+    LIST_FOREACH (&t->rings, node) {
+        if (srv_ring_pending(&ring_conn(node)->ring)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void try_sleep(srv_rings *t) {
+    set_sleeps(t, true);
+    proto_ring_fence();
+    if (any_pending(t)) {
+        set_sleeps(t, false);
+        t->event_us = attnd_clock_us();
+        return;
+    }
+    t->awake = false;
+    t->info.sleeps++;
+    uv_idle_stop(&t->spin);
+}
+
+// ---- end of a connection
+
+static void free_memory(srv_rings *t) {
+    free(t->conns);
+    free(t->slots);
+    free(t);
+}
+
+static void handle_gone(srv_rings *t) {
+    if (--t->handles == 0 && t->stopping) {
+        free_memory(t);
+    }
+}
+
+// release gives the connection's place back once nothing uses it.
+static void release(conn *c) {
+    srv_rings *t = c->t;
+    if (c->open || c->handle || c->in_flight || list_linked(&c->node)) {
+        return;
+    }
+    if (c->ring.base) {
+        t->info.ring_bytes -= c->ring.layout.bytes;
+        srv_ring_close(&c->ring);
+    }
+    list_append(&t->free, &c->node);
+}
+
+static void on_conn_closed(uv_handle_t *handle) {
+    conn *c = handle->data;
+    srv_rings *t = c->t;
+    if (!t->stopping) {
+        t->opts.lost(t->opts.ctx, &c->pub);
+    }
+    c->handle = false;
+    release(c);
+    handle_gone(t);
+}
+
+// close_conn: lost follows when the loop has closed the handle, never from inside.
+static void close_conn(conn *c) {
+    if (!c->open) {
+        return;
+    }
+    c->open = false;
+    c->t->info.connections--;
+    if (list_linked(&c->node)) {
+        list_remove(&c->node);
+        c->t->info.rings--;
+    }
+    uv_close((uv_handle_t *)&c->poll, on_conn_closed); // stops the polling of fd
+    close(c->fd);
+}
+
+// ---- requests
+
+static attnd_err reply_alloc(srv_request *rq, size_t bytes, void **out, attnd_errinfo *info) {
+    slot *s = slot_of(rq);
+    if (bytes > rq->reply_room) {
+        return attnd_fail(info, ATTND_EMSGSIZE, "reply_bytes",
+                          "the reply has %zu bytes, its place %zu", bytes, rq->reply_room);
+    }
+    s->reply_bytes = (uint32_t)bytes;
+    *out = s->reply;
+    return ATTND_OK;
+}
+
+static void end_request(slot *s) {
+    conn *c = conn_of(s->rq.conn);
+    list_append(&c->free_slots, &s->node);
+    c->in_flight--;
+    c->t->info.in_flight--;
+    release(c);
+}
+
+static void reply_send(srv_request *rq) {
+    slot *s = slot_of(rq);
+    conn *c = conn_of(rq->conn);
+    if (c->open) {
+        srv_ring_post(&c->ring, s->user, s->reply_bytes, rq->status);
+        if (!c->in_turn) {
+            srv_ring_wake(&c->ring);
+            wake(c->t);
+        }
+    }
+    end_request(s);
+}
+
+static void drop(srv_request *rq) {
+    close_conn(conn_of(rq->conn));
+    end_request(slot_of(rq));
+}
+
+static void close_pub(srv_conn *pub) {
+    close_conn(conn_of(pub));
+}
+
+static const srv_transport_ops ring_ops = {reply_alloc, reply_send, drop, close_pub};
+
+static void refuse(srv_rings *t, srv_request *rq, attnd_err err, const char *why) {
+    attnd_errinfo info;
+    t->info.busy += err == ATTND_EBUSY;
+    srv_reply_error(rq, attnd_fail(&info, err, "", "%s", why), &info);
+}
+
+// start hands a call to the server.
+static void start(conn *c, const srv_ring_call *call) {
+    srv_rings *t = c->t;
+    list_node *node = list_first(&c->free_slots);
+    ATTND_ASSERT(node != NULL); // in_flight + 1 slots, and past in_flight each is answered at once
+    list_remove(node);
+    slot *s = LIST_ENTRY(node, slot, node);
+    srv_request *rq = &s->rq;
+    memset(rq, 0, sizeof(*rq));
+    rq->conn = &c->pub;
+    rq->msg = call->msg;
+    rq->arrival_us = attnd_clock_us();
+    rq->reply_room = call->reply_bytes;
+    s->reply = call->reply;
+    s->user = call->user;
+    proto_copy(&rq->header, call->msg.data, sizeof(rq->header)); // for an error that repeats it
+    t->info.requests++;
+    t->info.in_flight++;
+    if (++c->in_flight > t->opts.in_flight) {
+        refuse(t, rq, ATTND_EBUSY, "too many requests in flight");
+    } else if (call->msg.bytes > t->opts.message_bytes) {
+        refuse(t, rq, ATTND_EMSGSIZE, "the message is above the limit");
+    } else {
+        t->opts.request(t->opts.ctx, rq);
+    }
+}
+
+static void broken(conn *c) {
+    c->t->info.closed_broken++;
+    attnd_log(ATTND_LOG_WARN, "ring", "a client's ring has indices that make no sense: closed");
+    close_conn(c);
+}
+
+// serve gives a ring its turn; true when it had something.
+static bool serve(conn *c) {
+    srv_ring_call call;
+    srv_ring_found found = SRV_RING_EMPTY;
+    bool any = false;
+    c->in_turn = true;
+    for (int i = 0; i < BURST && c->open; i++) {
+        found = srv_ring_take(&c->ring, &call);
+        if (found == SRV_RING_EMPTY || found == SRV_RING_BROKEN) {
+            break;
+        }
+        any = true;
+        if (found == SRV_RING_CALL) {
+            start(c, &call);
+        } else {
+            c->t->info.malformed++;
+        }
+    }
+    c->in_turn = false;
+    if (c->open && found == SRV_RING_BROKEN) {
+        broken(c);
+    } else if (c->open && any) {
+        srv_ring_wake(&c->ring);
+    }
+    return any;
+}
+
+// serve_all gives every ring one turn, or as many as get one before the slice is over; the next
+// slice goes on behind them.
+static bool serve_all(srv_rings *t, uint64_t until_us) {
+    bool any = false;
+    for (uint32_t i = t->info.rings; i > 0 && !list_empty(&t->rings); i--) {
+        list_node *node = list_first(&t->rings);
+        list_remove(node);
+        list_append(&t->rings, node);
+        if (serve(ring_conn(node))) {
+            any = true;
+            if (attnd_clock_us() >= until_us) {
+                break;
+            }
+        }
+    }
+    return any;
+}
+
+static void pause_cpu(void) {
+    for (int i = 0; i < IDLE_PAUSES; i++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+}
+
+static void on_spin(uv_idle_t *spin) {
+    srv_rings *t = spin->data;
+    uint64_t now = attnd_clock_us(), until = now + SLICE_US;
+    do {
+        bool any = t->opts.poll(t->opts.ctx);
+        any = serve_all(t, until) || any;
+        now = attnd_clock_us();
+        if (any) {
+            t->event_us = now;
+        } else if (now - t->event_us >= t->opts.spin_us) {
+            try_sleep(t);
+        } else {
+            pause_cpu();
+        }
+    } while (t->awake && now < until);
+}
+
+// ---- attaching
+
+static attnd_err check_attach(const proto_attach *a, size_t bytes, attnd_errinfo *info) {
+    if (bytes != sizeof(*a) || a->magic != PROTO_RING_MAGIC) {
+        return attnd_fail(info, ATTND_EPROTO, "magic", "%zu bytes that are no proto_attach", bytes);
+    }
+    if (a->version != PROTO_VERSION) {
+        return attnd_fail(info, ATTND_EVERSION, "version", "version %u", a->version);
+    }
+    attnd_err err = proto_check_zero(a->reserved | a->reserved2, "reserved", info);
+    for (size_t i = 0; !err && a->session == 0 && i < sizeof(a->secret); i++) {
+        err = proto_check_zero(a->secret[i], "secret", info);
+    }
+    return err;
+}
+
+// open_ring makes the region, within the bounds.
+static attnd_err open_ring(conn *c, const proto_attach *a, int *fd, attnd_errinfo *info) {
+    srv_rings *t = c->t;
+    proto_ring_layout layout;
+    attnd_err err = proto_ring_layout_make(&layout, a->entries, a->data_bytes, info);
+    if (!err && layout.bytes > t->opts.ring_bytes) {
+        err = attnd_fail(info, ATTND_EMSGSIZE, "data_bytes", "a region of %llu bytes",
+                         (unsigned long long)layout.bytes);
+    }
+    if (!err && layout.bytes > t->opts.all_bytes - t->info.ring_bytes) {
+        err = attnd_fail(info, ATTND_EBUSY, "", "the memory of rings is taken");
+    }
+    if (!err) {
+        err = srv_ring_open(&c->ring, a->entries, a->data_bytes, fd, info);
+    }
+    if (!err) {
+        t->info.ring_bytes += layout.bytes;
+    }
+    return err;
+}
+
+// most_data is what the reply to EMSGSIZE tells: the largest data area beside the largest queues.
+static uint64_t most_data(const srv_rings *t) {
+    proto_ring_layout layout;
+    proto_ring_layout_make(&layout, PROTO_RING_MAX_ENTRIES, 1, NULL);
+    return t->opts.ring_bytes > layout.data_off ? t->opts.ring_bytes - layout.data_off : 0;
+}
+
+static void refuse_ring(conn *c, attnd_err err, const attnd_errinfo *info) {
+    proto_attach_reply reply = {.magic = PROTO_RING_MAGIC, .status = err};
+    reply.bytes = err == ATTND_EMSGSIZE ? most_data(c->t) : 0;
+    c->t->info.refused++;
+    attnd_log(ATTND_LOG_INFO, "ring", "uid %d gets no ring: %s", (int)c->pub.uid, info->text);
+    srv_attach_send(c->fd, &reply, sizeof(reply), -1);
+    close_conn(c);
+}
+
+static bool send_ring(conn *c, int fd) {
+    proto_attach_reply reply = {.magic = PROTO_RING_MAGIC,
+                                .bytes = c->ring.layout.bytes,
+                                .data_off = c->ring.layout.data_off,
+                                .spin_us = c->t->opts.spin_us};
+    return srv_attach_send(c->fd, &reply, sizeof(reply), fd);
+}
+
+static void attach(conn *c, const proto_attach *a, size_t bytes) {
+    srv_rings *t = c->t;
+    int fd = -1;
+    attnd_errinfo info = {.code = ATTND_OK};
+    attnd_err err = check_attach(a, bytes, &info);
+    if (!err) {
+        err = open_ring(c, a, &fd, &info);
+    }
+    if (!err) {
+        err = t->opts.attached(t->opts.ctx, &c->pub, a->session, a->secret, &info);
+    }
+    if (err) {
+        refuse_ring(c, err, &info);
+    } else {
+        srv_ring_set_sleeps(&c->ring, !t->awake); // before the client can look
+        list_append(&t->rings, &c->node);
+        t->info.rings++;
+        if (!send_ring(c, fd)) {
+            close_conn(c);
+        }
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+// ---- packets
+
+static void on_packet(conn *c, const proto_attach *packet, size_t bytes) {
+    if (c->ring.base) {
+        c->t->info.doorbells++;
+        wake(c->t);
+    } else {
+        attach(c, packet, bytes);
+    }
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events) {
+    (void)events;
+    conn *c = poll->data;
+    if (status < 0) {
+        close_conn(c);
+    }
+    for (int i = 0; i < PACKETS && c->open; i++) {
+        proto_attach packet;
+        size_t bytes;
+        switch (srv_attach_recv(c->fd, &packet, sizeof(packet), &bytes)) {
+        case SRV_ATTACH_NONE:
+            return;
+        case SRV_ATTACH_PACKET:
+            on_packet(c, &packet, bytes);
+            break;
+        case SRV_ATTACH_RIGHTS:
+            c->t->info.closed_rights++;
+            attnd_log(ATTND_LOG_WARN, "ring", "uid %d sends descriptors: closed", (int)c->pub.uid);
+            close_conn(c);
+            break;
+        case SRV_ATTACH_GONE:
+            close_conn(c);
+            break;
+        }
+    }
+}
+
+// ---- connections
+
+static void open_conn(srv_rings *t, int fd, uint32_t uid) {
+    list_node *node = list_first(&t->free);
+    conn *c = node ? ring_conn(node) : NULL;
+    if (!c) {
+        t->info.closed_full++;
+        close(fd);
+        return;
+    }
+    if (uv_poll_init(t->spin.loop, &c->poll, fd) != 0) {
+        close(fd);
+        return;
+    }
+    list_remove(node);
+    t->handles++;
+    t->info.connections++;
+    c->poll.data = c;
+    c->fd = fd;
+    c->open = c->handle = true;
+    c->pub = (srv_conn){.ops = &ring_ops, .opened_ms = attnd_clock_ms(), .uid = uid};
+    uv_poll_start(&c->poll, UV_READABLE, on_readable);
+    if (!t->opts.opened(t->opts.ctx, &c->pub)) {
+        close_conn(c);
+    }
+}
+
+static void on_listen(uv_poll_t *poll, int status, int events) {
+    (void)status, (void)events;
+    srv_rings *t = poll->data;
+    for (int i = 0; i < PACKETS; i++) {
+        uint32_t uid;
+        int fd = srv_attach_accept(&t->socket, &uid);
+        if (fd < 0) {
+            return;
+        }
+        open_conn(t, fd, uid);
+    }
+}
+
+uint64_t srv_rings_expire(srv_rings *t, uint64_t now_ms, uint64_t hello_timeout_ms) {
+    uint64_t next = UINT64_MAX;
+    for (uint32_t i = 0; t && i < t->opts.connections; i++) {
+        conn *c = &t->conns[i];
+        uint64_t at = c->pub.opened_ms + hello_timeout_ms;
+        if (!c->open || c->pub.session) {
+            continue;
+        }
+        if (at <= now_ms) {
+            t->info.closed_idle++;
+            attnd_log(ATTND_LOG_INFO, "ring", "a connection has no session after %llu ms: closed",
+                      (unsigned long long)hello_timeout_ms);
+            close_conn(c);
+        } else if (at < next) {
+            next = at;
+        }
+    }
+    return next;
+}
+
+// ---- life
+
+static attnd_err make_pools(srv_rings *t) {
+    uint32_t num_slots = t->opts.in_flight + 1;
+    t->conns = calloc(t->opts.connections, sizeof(*t->conns));
+    t->slots = calloc((size_t)t->opts.connections * num_slots, sizeof(*t->slots));
+    if (!t->conns || !t->slots) {
+        return ATTND_ENOMEM;
+    }
+    list_init(&t->rings);
+    list_init(&t->free);
+    for (uint32_t i = 0; i < t->opts.connections; i++) {
+        conn *c = &t->conns[i];
+        c->t = t;
+        c->slots = t->slots + (size_t)i * num_slots;
+        list_init(&c->free_slots);
+        list_append(&t->free, &c->node);
+        for (uint32_t k = 0; k < num_slots; k++) {
+            list_append(&c->free_slots, &c->slots[k].node);
+        }
+    }
+    return ATTND_OK;
+}
+
+static attnd_err open_socket(srv_rings *t, attnd_errinfo *info) {
+    return t->opts.fd >= 0 ? srv_attach_adopt(&t->socket, t->opts.fd, info)
+                           : srv_attach_listen(&t->socket, t->opts.path, t->opts.mode, info);
+}
+
+attnd_err srv_rings_open(srv_rings **out, uv_loop_t *loop, const srv_rings_opts *opts,
+                         attnd_errinfo *info) {
+    srv_rings *t = calloc(1, sizeof(*t));
+    if (!t) {
+        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for the rings");
+    }
+    t->opts = *opts;
+    attnd_err err = make_pools(t);
+    if (err) {
+        attnd_fail(info, err, "", "no memory for the rings");
+    } else {
+        err = open_socket(t, info);
+    }
+    if (!err && uv_poll_init(loop, &t->listen, t->socket.fd) != 0) {
+        srv_attach_close(&t->socket);
+        err = attnd_fail(info, ATTND_EIO, "attach_socket", "the loop cannot poll the socket");
+    }
+    if (err) {
+        free_memory(t);
+        return err;
+    }
+    uv_idle_init(loop, &t->spin);
+    t->listen.data = t->spin.data = t;
+    t->handles = 2;
+    uv_poll_start(&t->listen, UV_READABLE, on_listen);
+    *out = t;
+    return ATTND_OK;
+}
+
+static void on_own_closed(uv_handle_t *handle) {
+    handle_gone(handle->data);
+}
+
+// Every request is answered by now, but the handles outlive this call.
+void srv_rings_close(srv_rings *t) {
+    if (!t) {
+        return;
+    }
+    t->stopping = true;
+    uv_close((uv_handle_t *)&t->listen, on_own_closed);
+    uv_close((uv_handle_t *)&t->spin, on_own_closed);
+    srv_attach_close(&t->socket);
+    for (uint32_t i = 0; i < t->opts.connections; i++) {
+        conn *c = &t->conns[i];
+        if (c->handle) {
+            close_conn(c);
+            t->opts.lost(t->opts.ctx, &c->pub);
+        }
+    }
+}
+
+const char *srv_rings_path(const srv_rings *t) {
+    return t && t->socket.path[0] ? t->socket.path : NULL;
+}
+
+void srv_rings_set_spin(srv_rings *t, uint32_t spin_us) {
+    if (t) {
+        t->opts.spin_us = spin_us;
+    }
+}
+
+void srv_rings_get_info(const srv_rings *t, srv_rings_info *out) {
+    memset(out, 0, sizeof(*out));
+    if (t) {
+        *out = t->info;
+    }
+}
