@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/e2e/harness_ring.h"
+
 enum { READY_MS = 60000, STOP_MS = 20000, CALL_MS = 30000, MAX_FLAGS = 64 };
 
 uint64_t e2e_now_ms(void) {
@@ -188,6 +190,10 @@ void e2e_buf_fini(e2e_buf *b) {
 
 void e2e_connect(e2e_client *c, const char *url) {
     memset(c, 0, sizeof(*c));
+    c->ring = e2e_ring_open(url);
+    if (c->ring) {
+        return;
+    }
     ck_assert_int_eq(nng_req0_open(&c->socket), 0);
     ck_assert_int_eq(nng_socket_set_ms(c->socket, NNG_OPT_REQ_RESENDTIME, NNG_DURATION_INFINITE),
                      0);
@@ -195,6 +201,10 @@ void e2e_connect(e2e_client *c, const char *url) {
 }
 
 void e2e_close(e2e_client *c) {
+    if (c->ring) {
+        e2e_ring_close(c->ring);
+        return;
+    }
     nng_close(c->socket);
 }
 
@@ -205,6 +215,11 @@ void e2e_reply_fini(e2e_reply *r) {
 
 void e2e_send(e2e_client *c, e2e_flight *f, const void *bytes, size_t num) {
     nng_msg *msg;
+    f->ring = c->ring;
+    if (f->ring) {
+        e2e_ring_send(f, bytes, num);
+        return;
+    }
     ck_assert_int_eq(nng_ctx_open(&f->ctx, c->socket), 0);
     ck_assert_int_eq(nng_aio_alloc(&f->aio, NULL, NULL), 0);
     ck_assert_int_eq(nng_msg_alloc(&msg, num), 0);
@@ -223,6 +238,9 @@ void e2e_send(e2e_client *c, e2e_flight *f, const void *bytes, size_t num) {
 }
 
 static bool busy(e2e_flight *f) {
+    if (f->ring) {
+        return !e2e_ring_arrived(f);
+    }
     // 1.5.2 has no nng_aio_busy: the result of a running aio is that of the one before, but its
     // message is set only at the end.
     return nng_aio_get_msg(f->aio) == NULL;
@@ -236,29 +254,49 @@ bool e2e_arrived(e2e_flight *f, int ms) {
     return !busy(f);
 }
 
+// take_reply copies a reply and reads its header.
+static void take_reply(e2e_reply *r, const void *msg, size_t bytes) {
+    r->bytes = bytes;
+    r->msg = malloc(bytes + 1);
+    ck_assert_ptr_nonnull(r->msg);
+    memcpy(r->msg, msg, bytes);
+    r->msg[bytes] = '\0';
+    ck_assert_uint_ge(bytes, sizeof(r->header));
+    memcpy(&r->header, r->msg, sizeof(r->header));
+    r->body = r->msg + sizeof(r->header);
+    r->body_bytes = bytes - sizeof(r->header);
+    ck_assert_uint_eq(r->header.magic, PROTO_MAGIC);
+    ck_assert_uint_eq(r->header.body_bytes, r->body_bytes);
+    r->status = (attnd_err)r->header.status;
+    if (r->status) {
+        ck_assert_uint_ge(r->body_bytes, sizeof(r->error));
+        memcpy(&r->error, r->body, sizeof(r->error));
+    }
+}
+
+static attnd_err recv_ring(e2e_flight *f, e2e_reply *r) {
+    size_t bytes;
+    const void *msg = e2e_ring_recv(f, CALL_MS, &r->status, &bytes);
+    if (msg) {
+        attnd_err status = r->status;
+        take_reply(r, msg, bytes);
+        ck_assert_int_eq(r->status, status);
+    }
+    e2e_ring_done(f);
+    return r->status;
+}
+
 attnd_err e2e_recv(e2e_flight *f, e2e_reply *r) {
     memset(r, 0, sizeof(*r));
+    if (f->ring) {
+        return recv_ring(f, r);
+    }
     nng_aio_wait(f->aio);
     nng_msg *msg = nng_aio_result(f->aio) == 0 ? nng_aio_get_msg(f->aio) : NULL;
     r->status = ATTND_ECONN;
     if (msg) {
-        r->bytes = nng_msg_len(msg);
-        r->msg = malloc(r->bytes + 1);
-        ck_assert_ptr_nonnull(r->msg);
-        memcpy(r->msg, nng_msg_body(msg), r->bytes);
-        r->msg[r->bytes] = '\0';
+        take_reply(r, nng_msg_body(msg), nng_msg_len(msg));
         nng_msg_free(msg);
-        ck_assert_uint_ge(r->bytes, sizeof(r->header));
-        memcpy(&r->header, r->msg, sizeof(r->header));
-        r->body = r->msg + sizeof(r->header);
-        r->body_bytes = r->bytes - sizeof(r->header);
-        ck_assert_uint_eq(r->header.magic, PROTO_MAGIC);
-        ck_assert_uint_eq(r->header.body_bytes, r->body_bytes);
-        r->status = (attnd_err)r->header.status;
-        if (r->status) {
-            ck_assert_uint_ge(r->body_bytes, sizeof(r->error));
-            memcpy(&r->error, r->body, sizeof(r->error));
-        }
     }
     nng_aio_free(f->aio);
     nng_ctx_close(f->ctx);

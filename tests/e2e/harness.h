@@ -2,6 +2,9 @@
 // NNG, so that a test can also send what no client library would.  Checks inside helpers are Check
 // assertions: a helper that returns has worked.
 //
+// With ATTND_E2E_TRANSPORT=ring in the environment the same calls go over a shared-memory ring,
+// those to the administration socket excepted.
+//
 // A daemon dies with the test process that started it.  NNG does not survive fork: fork whatever is
 // to be killed before the first e2e_connect of the process.
 #ifndef ATTND_TESTS_E2E_HARNESS_H
@@ -66,7 +69,8 @@ void e2e_buf_fini(e2e_buf *b);
 // e2e_client is one connection.
 typedef struct e2e_client {
     nng_socket socket;
-    uint64_t id; // the last request id used
+    struct e2e_ring *ring; // NULL = NNG
+    uint64_t id;           // the last request id used
 } e2e_client;
 
 enum { E2E_REPLY_BYTES = 1 << 22 };
@@ -99,6 +103,8 @@ char *e2e_json(e2e_client *c, uint32_t op, const char *json);
 typedef struct e2e_flight {
     nng_ctx ctx;
     nng_aio *aio;
+    struct e2e_ring *ring; // NULL = NNG
+    uint64_t user, reply_at;
 } e2e_flight;
 void e2e_send(e2e_client *c, e2e_flight *f, const void *msg, size_t bytes);
 // e2e_arrived is true when the answer is there.

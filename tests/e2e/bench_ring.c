@@ -1,0 +1,240 @@
+// bench_ring times empty attends (zero rows in an open step: every check of a real one, no kernel)
+// over rings: the round trip of one client with one in flight, then what 64 clients with 16 in
+// flight each get through.  Clients are processes.  A line a case:
+//     ring empty attend | 1 client x 1 | p50 <n> us | p99 <n> us
+//     ring empty attend | 64 clients x 16 | <n> thousand a second
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/proto_msg.h"
+#include "tests/e2e/ring_client.h"
+
+enum {
+    WARM_UP = 2000,
+    ROUND_TRIPS = 50000,
+    REPETITIONS = 11,
+    SLOT = 1024, // of a message and its reply
+    MAX_FLIGHT = 64,
+    MAX_CLIENTS = 64
+};
+
+static const char model[] =
+    "{\"name\": \"m\", \"digest\": "
+    "\"0000000000000000000000000000000000000000000000000000000000000000\", \"dtype\": \"f32\", "
+    "\"layers\": 1, \"q_heads\": 1, \"kv_heads\": 1, \"head_dim\": 8}";
+
+// shared is what the processes tell each other.
+typedef struct shared {
+    volatile int ready, go, stop;
+    uint64_t done[MAX_CLIENTS];
+} shared;
+
+typedef struct bench {
+    ring_client ring;
+    uint64_t step, id;
+} bench;
+
+static void need(attnd_err err, const char *what) {
+    if (err) {
+        fprintf(stderr, "%s: %s\n", what, attnd_errname(err));
+        exit(1);
+    }
+}
+
+// open_step opens a session, a model, a sequence, and a step that has no rows.
+static void open_step(bench *b, const char *path) {
+    const void *reply;
+    need(ring_client_open(&b->ring, path, 128, 1 << 20), "attach");
+    need(ring_client_call(&b->ring, PROTO_HELLO, ++b->id, "{}", 2, NULL), "hello");
+    need(ring_client_call(&b->ring, PROTO_MODEL_OPEN, ++b->id, model, strlen(model), &reply),
+         "model_open");
+    struct {
+        proto_step step;
+        proto_step_seq seq;
+    } body = {.step = {.num_seqs = 1}};
+    sscanf(strstr(reply, "\"model\":"), "\"model\":%u", &body.step.model);
+    proto_model m = {.model = body.step.model};
+    proto_seq seq;
+    need(ring_client_call(&b->ring, PROTO_SEQ_CREATE, ++b->id, &m, sizeof(m), &reply), "create");
+    memcpy(&seq, reply, sizeof(seq));
+    body.seq.seq = seq.seq;
+    need(ring_client_call(&b->ring, PROTO_STEP, ++b->id, &body, sizeof(body), &reply), "step");
+    memcpy(&b->step, reply, sizeof(b->step));
+}
+
+static void send_attend(bench *b, uint32_t place) {
+    uint64_t at = (uint64_t)place * SLOT;
+    uint8_t *msg = ring_client_data(&b->ring, at);
+    proto_attend body = {.step = b->step};
+    proto_write_header(msg, PROTO_ATTEND, ++b->id, ATTND_OK, PROTO_BODY + sizeof(body));
+    memcpy(msg + PROTO_BODY, &body, sizeof(body));
+    ring_client_submit(&b->ring, at, PROTO_BODY + sizeof(body), at + SLOT / 2, SLOT / 2, place);
+}
+
+static uint32_t take_attend(bench *b) {
+    proto_ring_complete done;
+    if (!ring_client_wait(&b->ring, &done, 10000)) {
+        need(ATTND_ECONN, "attend");
+    }
+    need((attnd_err)done.status, "attend");
+    return (uint32_t)done.user;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static void round_trips(const char *path) {
+    static double us[ROUND_TRIPS], p50[REPETITIONS], p99[REPETITIONS];
+    bench b = {.id = 0};
+    open_step(&b, path);
+    for (int r = 0; r < REPETITIONS; r++) {
+        for (int i = -WARM_UP; i < ROUND_TRIPS; i++) {
+            double begin = now_us();
+            send_attend(&b, 0);
+            ring_client_bell(&b.ring);
+            take_attend(&b);
+            us[i < 0 ? 0 : i] = now_us() - begin;
+        }
+        qsort(us, ROUND_TRIPS, sizeof(us[0]), by_value);
+        p50[r] = us[ROUND_TRIPS / 2];
+        p99[r] = us[ROUND_TRIPS / 100 * 99];
+    }
+    qsort(p50, REPETITIONS, sizeof(p50[0]), by_value);
+    qsort(p99, REPETITIONS, sizeof(p99[0]), by_value);
+    printf("ring empty attend | 1 client x 1 | p50 %.2f us (%.2f-%.2f) | p99 %.2f us (%.2f-%.2f)\n",
+           p50[REPETITIONS / 2], p50[0], p50[REPETITIONS - 1], p99[REPETITIONS / 2], p99[0],
+           p99[REPETITIONS - 1]);
+    ring_client_close(&b.ring);
+}
+
+static void client(shared *s, int idx, const char *path, uint32_t flight) {
+    bench b = {.id = 0};
+    open_step(&b, path);
+    b.ring.spin_us = 0; // there are more clients than processors
+    __atomic_add_fetch(&s->ready, 1, __ATOMIC_SEQ_CST);
+    while (!s->go) {
+        usleep(1000);
+    }
+    for (uint32_t i = 0; i < flight; i++) {
+        send_attend(&b, i);
+    }
+    uint64_t done = 0;
+    while (!s->stop) {
+        uint32_t places[MAX_FLIGHT], num = 0;
+        proto_ring_complete c;
+        ring_client_bell(&b.ring);
+        places[num++] = take_attend(&b);
+        while (num < flight && ring_client_take(&b.ring, &c)) {
+            need((attnd_err)c.status, "attend");
+            places[num++] = (uint32_t)c.user;
+        }
+        for (uint32_t i = 0; i < num; i++) {
+            send_attend(&b, places[i]);
+        }
+        done += num;
+        s->done[idx] = done;
+    }
+    _exit(0);
+}
+
+static uint64_t sum(const shared *s, int clients) {
+    uint64_t total = 0;
+    for (int i = 0; i < clients; i++) {
+        total += s->done[i];
+    }
+    return total;
+}
+
+static void throughput(const char *path, int clients, uint32_t flight, int seconds) {
+    shared *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pids[MAX_CLIENTS];
+    fflush(stdout);
+    for (int i = 0; i < clients; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0) {
+            client(s, i, path, flight);
+        }
+    }
+    while (s->ready < clients) {
+        usleep(1000);
+    }
+    s->go = 1;
+    usleep(200000);
+    uint64_t before = sum(s, clients);
+    double begin = now_us();
+    sleep((unsigned)seconds);
+    double rate = (double)(sum(s, clients) - before) / (now_us() - begin) * 1e3;
+    s->stop = 1;
+    for (int i = 0; i < clients; i++) {
+        waitpid(pids[i], NULL, 0);
+    }
+    uint64_t least = UINT64_MAX, most = 0;
+    for (int i = 0; i < clients; i++) {
+        least = s->done[i] < least ? s->done[i] : least;
+        most = s->done[i] > most ? s->done[i] : most;
+    }
+    printf(
+        "ring empty attend | %d clients x %u | %.0f thousand a second | least %llu, most %llu of "
+        "a client\n",
+        clients, flight, rate, (unsigned long long)least, (unsigned long long)most);
+    munmap(s, sizeof(*s));
+}
+
+// start runs a daemon in dir and waits until rings can be attached.
+static pid_t start(const char *dir, const char *spin_us) {
+    char url[128], spin[64], path[128];
+    snprintf(url, sizeof(url), "ipc://%s/s", dir);
+    snprintf(path, sizeof(path), "%s/s.attach", dir);
+    snprintf(spin, sizeof(spin), "server.spin_us=%s", spin_us);
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        freopen("/dev/null", "w", stdout);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execl(ATTND_BINARY, "attnd", "--listen", url, "--set", "cache.memory=64MiB", "--set", spin,
+              "--set", "server.log_level=warn", NULL);
+        _exit(127);
+    }
+    ring_client probe;
+    while (!ring_client_connect(&probe, path)) {
+        if (waitpid(pid, NULL, WNOHANG) == pid) {
+            need(ATTND_ECONN, "attnd");
+        }
+        usleep(1000);
+    }
+    ring_client_close(&probe);
+    return pid;
+}
+
+int main(int argc, char **argv) {
+    char dir[] = "/tmp/attnd_bench_XXXXXX", path[128];
+    int seconds = argc > 2 ? atoi(argv[2]) : 3;
+    if (!mkdtemp(dir)) {
+        need(ATTND_EIO, dir);
+    }
+    pid_t pid = start(dir, argc > 1 ? argv[1] : "50");
+    snprintf(path, sizeof(path), "%s/s.attach", dir);
+    round_trips(path);
+    throughput(path, 1, 16, seconds);
+    throughput(path, 8, 16, seconds);
+    throughput(path, 64, 16, seconds);
+    kill(pid, SIGTERM);
+    waitpid(pid, NULL, 0);
+    rmdir(dir);
+    return 0;
+}
