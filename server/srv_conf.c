@@ -334,9 +334,10 @@ void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, 
 }
 
 attnd_err srv_conf_check(const srv_conf *conf, attnd_errinfo *info) {
-    if (conf->connection_bytes < conf->message_bytes) {
+    if (conf->connection_bytes < 2 * conf->message_bytes) {
         return attnd_fail(info, ATTND_EINVAL, "connection_memory",
-                          "limits.connection_memory is less than limits.message");
+                          "limits.connection_memory is less than twice limits.message, for a "
+                          "request and the reply before it");
     }
     if (conf->slab_bytes % 256) {
         return attnd_fail(info, ATTND_EINVAL, "slab", "cache.slab is not a multiple of 256 bytes");

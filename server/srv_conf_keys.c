@@ -71,8 +71,8 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "connections", SRV_CONF_COUNT, CONF(connections), "128", 1, 4096, NULL, false,
      "Clients connected at once; further ones are closed at once."},
     {"limits", "in_flight", SRV_CONF_COUNT, CONF(in_flight), "64", 1, 1024, NULL, false,
-     "Requests of one connection without a reply; above it requests are refused, above twice it "
-     "the connection is closed."},
+     "Requests of one connection without a reply; above it requests are refused, and with twice as "
+     "many unread replies the connection is closed."},
     {"limits", "rings", SRV_CONF_COUNT, CONF(rings), "128", 1, 4096, NULL, false,
      "Connections of the attach socket at once; further ones are closed at once."},
     {"limits", "ring_memory", SRV_CONF_SIZE, CONF(ring_bytes), "256MiB", 64 * KIB, 64 * GIB, NULL,

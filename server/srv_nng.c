@@ -1,10 +1,10 @@
 // The NNG transport.
 //
 //     NNG threads                            loop thread
-//     recv done  --.                    .->  on_received: find connection, check bounds, request()
+//     recv done  --.                    .->  on_received: bounds, queue of its connection
 //     send done  ---+-> events, async --+->  on_sent: count down, receive again
 //     pipe added --'                    '->  opened(), lost()
-//     pipe gone
+//     pipe gone                              dispatch: a request of each connection in turn
 //
 // A slot is a REP context with its aio; it receives, works, sends, and receives again.  NNG's
 // callbacks touch a slot or a connection only to link it into `events`, which the loop drains
@@ -33,8 +33,9 @@
 #include "server/srv_path.h"
 
 enum {
-    DRAIN_EVENTS = 512, // handled in one turn of the loop
-    HOP_BYTES = 64,     // REQ ids in front of a message, which NNG counts as part of it
+    TURN_EVENTS = 512, // handled in one turn of the loop
+    TURN_US = 1000,    // after which no more requests are dispatched in a turn
+    HOP_BYTES = 64,    // REQ ids in front of a message, which NNG counts as part of it
 };
 
 typedef enum slot_state { SLOT_IDLE, SLOT_RECEIVING, SLOT_WORKING, SLOT_SENDING } slot_state;
@@ -50,8 +51,11 @@ typedef struct conn {
     // The loop's.
     bool open;          // opened and not lost
     bool closing;       // the pipe was closed by us
-    uint32_t in_flight; // requests received and not answered
-    uint64_t bytes;     // of their messages and replies
+    uint32_t working;   // requests received and not answered
+    uint32_t unread;    // replies that NNG has not taken yet
+    uint64_t bytes;     // of all their messages
+    list_node requests; // received and not dispatched, slot.turn
+    list_node turn;     // in srv_nng.turns when there are any
 } conn;
 
 typedef struct slot {
@@ -63,6 +67,7 @@ typedef struct slot {
     size_t bytes;             // of both, as counted in the connection
     slot_state state;
     list_node event; // guarded by lock
+    list_node turn;  // in conn.requests
 } slot;
 
 typedef struct url {
@@ -82,6 +87,7 @@ struct srv_nng {
     slot *slots; // [num_slots]
     uint32_t num_slots;
     srv_nng_info info;
+    list_node turns;  // connections with requests to dispatch, one from each in turn
     uint64_t refused; // guarded by lock: connections closed because all are taken
 
     pthread_mutex_t lock;  // guards events and what the structs above say
@@ -162,33 +168,10 @@ static void close_pipe(conn *c) {
 }
 
 static void free_if_unused(srv_nng *t, conn *c) {
-    if (!c->open && c->in_flight == 0) {
+    if (!c->open && c->working + c->unread == 0) {
         pthread_mutex_lock(&t->lock);
         c->pipe_id = 0;
         pthread_mutex_unlock(&t->lock);
-    }
-}
-
-static void on_conn(srv_nng *t, conn *c, bool added, bool gone) {
-    if (added && !gone) {
-        c->pub.uid = c->uid;
-        c->pub.admin = t->opts.admin;
-        c->pub.session = NULL;
-        c->pub.opened_ms = attnd_clock_ms();
-        c->open = true;
-        c->closing = false;
-        t->info.connections++;
-        if (!t->opts.opened(t->opts.ctx, &c->pub)) {
-            close_pipe(c);
-        }
-    }
-    if (gone) {
-        if (c->open) {
-            c->open = false;
-            t->info.connections--;
-            t->opts.lost(t->opts.ctx, &c->pub);
-        }
-        free_if_unused(t, c);
     }
 }
 
@@ -214,13 +197,17 @@ static void drop_msg(slot *s, nng_msg **msg) {
     }
 }
 
-// settle counts a request down whose reply is out, or will never be.
+// settle lets go of a request whose reply is out, or will never be.
 static void settle(srv_nng *t, slot *s) {
     conn *c = conn_of(s->rq.conn);
     drop_msg(s, &s->request);
     c->bytes -= s->bytes;
     s->bytes = 0;
-    c->in_flight--;
+    if (s->state == SLOT_WORKING) {
+        c->working--;
+    } else {
+        c->unread--;
+    }
     t->info.in_flight--;
     free_if_unused(t, c);
     if (!t->stopping) {
@@ -250,17 +237,28 @@ static attnd_err reply_alloc(srv_request *rq, size_t bytes, void **out, attnd_er
     return ATTND_OK;
 }
 
-// The request's memory goes now; the reply is counted until the client has taken it.
+// The request's memory goes now; the reply is counted until NNG has written it, or nearly so.  That
+// is known a little later than the client can know it, so what bounds a client that reads is
+// `working` alone.
 static void reply_send(srv_request *rq) {
     slot *s = slot_of(rq);
+    conn *c = conn_of(rq->conn);
     ATTND_ASSERT(s->state == SLOT_WORKING && s->reply);
     drop_msg(s, &s->request);
     s->state = SLOT_SENDING;
+    c->working--;
+    c->unread++;
     s->t->info.last_reply_ms = attnd_clock_ms();
     nng_aio_set_timeout(s->aio, (nng_duration)s->t->opts.send_timeout_ms);
     nng_aio_set_msg(s->aio, s->reply);
     s->reply = NULL;
     nng_ctx_send(s->ctx, s->aio);
+    if (c->unread > 2 * s->t->opts.in_flight && !c->closing) {
+        s->t->info.closed_flood++;
+        attnd_log(ATTND_LOG_WARN, "nng", "a client has over %u unread replies: closed",
+                  (unsigned)(2 * s->t->opts.in_flight));
+        close_pipe(c);
+    }
 }
 
 static void drop_request(srv_request *rq) {
@@ -290,11 +288,10 @@ static void on_sent(srv_nng *t, slot *s) {
     int rv = nng_aio_result(s->aio);
     if (rv != 0) {
         free_aio_msg(s);
-        if (rv == NNG_ETIMEDOUT) {
+        if (rv == NNG_ETIMEDOUT && !conn_of(s->rq.conn)->closing) {
             t->info.closed_slow++;
-            attnd_log(ATTND_LOG_WARN, "nng",
-                      "a client does not read its replies, %d in flight: closed",
-                      (int)conn_of(s->rq.conn)->in_flight);
+            attnd_log(ATTND_LOG_WARN, "nng", "a client does not read its %u replies: closed",
+                      (unsigned)conn_of(s->rq.conn)->unread);
             close_pipe(conn_of(s->rq.conn));
         }
     }
@@ -308,8 +305,8 @@ static void refuse(srv_nng *t, slot *s, const char *why) {
     srv_reply_error(&s->rq, attnd_fail(&info, ATTND_EBUSY, "", "%s", why), &info);
 }
 
-// start_request is what happens to a message of a live connection.
-static void start_request(srv_nng *t, slot *s, conn *c) {
+// take_request checks the bounds for a message of a live connection, and queues it.
+static void take_request(srv_nng *t, slot *s, conn *c) {
     srv_request *rq = &s->rq;
     rq->msg = (proto_view){nng_msg_body(s->request), nng_msg_len(s->request)};
     uint32_t magic = 0;
@@ -322,12 +319,15 @@ static void start_request(srv_nng *t, slot *s, conn *c) {
         attnd_log(ATTND_LOG_WARN, "nng", "a client sends what is no request: closed");
         close_pipe(c);
         settle(t, s);
-    } else if (c->in_flight > t->opts.in_flight) {
+    } else if (c->working > t->opts.in_flight) {
         refuse(t, s, "too many requests in flight");
     } else if (c->bytes > t->opts.connection_bytes) {
         refuse(t, s, "too many bytes of requests and unread replies");
     } else {
-        t->opts.request(t->opts.ctx, rq);
+        list_append(&c->requests, &s->turn);
+        if (!list_linked(&c->turn)) {
+            list_append(&t->turns, &c->turn);
+        }
     }
 }
 
@@ -361,15 +361,42 @@ static void on_received(srv_nng *t, slot *s) {
     hold_bytes(s, nng_msg_len(s->request));
     t->info.requests++;
     t->info.in_flight++;
-    c->in_flight++;
-    if (c->in_flight > 2 * t->opts.in_flight) {
-        t->info.closed_flood++;
-        attnd_log(ATTND_LOG_WARN, "nng", "a client has over %u requests in flight: closed",
-                  (unsigned)(2 * t->opts.in_flight));
-        close_pipe(c);
-        settle(t, s);
-    } else {
-        start_request(t, s, c);
+    c->working++;
+    take_request(t, s, c);
+}
+
+// drop_requests lets go of what a lost connection has sent and nobody has looked at.
+static void drop_requests(srv_nng *t, conn *c) {
+    for (list_node *node; (node = list_first(&c->requests));) {
+        list_remove(node);
+        settle(t, LIST_ENTRY(node, slot, turn));
+    }
+    if (list_linked(&c->turn)) {
+        list_remove(&c->turn);
+    }
+}
+
+static void on_conn(srv_nng *t, conn *c, bool added, bool gone) {
+    if (added && !gone) {
+        c->pub.uid = c->uid;
+        c->pub.admin = t->opts.admin;
+        c->pub.session = NULL;
+        c->pub.opened_ms = attnd_clock_ms();
+        c->open = true;
+        c->closing = false;
+        t->info.connections++;
+        if (!t->opts.opened(t->opts.ctx, &c->pub)) {
+            close_pipe(c);
+        }
+    }
+    if (gone) {
+        if (c->open) {
+            c->open = false;
+            t->info.connections--;
+            drop_requests(t, c);
+            t->opts.lost(t->opts.ctx, &c->pub);
+        }
+        free_if_unused(t, c);
     }
 }
 
@@ -400,19 +427,19 @@ static slot *take_slot_event(srv_nng *t) {
     return s;
 }
 
-// drain handles what has been posted, up to a bound, so that a flood does not keep timers waiting.
-// A slot's event is taken before the connections' events are: then the addition of the connection
-// that its message came from is among these, or was seen earlier.  A loss may be seen before the
-// last messages of its connection, which are then dropped.
-static void drain(srv_nng *t) {
-    for (int i = 0; i < DRAIN_EVENTS; i++) {
+// take_events handles what has been posted, up to a bound; false when there may be more.  A slot's
+// event is taken before the connections' events are: then the addition of the connection that its
+// message came from is among these, or was seen earlier.  A loss may be seen before the last
+// messages of its connection, which are then dropped.
+static bool take_events(srv_nng *t) {
+    for (int i = 0; i < TURN_EVENTS; i++) {
         slot *s = take_slot_event(t);
         bool added, gone;
         for (conn *c; (c = take_conn_event(t, &added, &gone));) {
             on_conn(t, c, added, gone);
         }
         if (!s) {
-            return;
+            return true;
         }
         if (s->state == SLOT_SENDING) {
             on_sent(t, s);
@@ -420,13 +447,37 @@ static void drain(srv_nng *t) {
             on_received(t, s);
         }
     }
-    uv_async_send(&t->async);
+    return false;
+}
+
+// dispatch gives one request of each connection in turn to the server, for a bounded time, so that
+// a client with many or costly requests delays another by one of them; false when there are more.
+static bool dispatch(srv_nng *t) {
+    uint64_t start = attnd_clock_us();
+    for (list_node *node; (node = list_first(&t->turns));) {
+        if (attnd_clock_us() - start > TURN_US) {
+            return false;
+        }
+        conn *c = LIST_ENTRY(node, conn, turn);
+        list_node *first = list_first(&c->requests);
+        list_remove(node);
+        list_remove(first);
+        if (!list_empty(&c->requests)) {
+            list_append(&t->turns, node);
+        }
+        t->opts.request(t->opts.ctx, &LIST_ENTRY(first, slot, turn)->rq);
+    }
+    return true;
 }
 
 static void on_async(uv_async_t *async) {
     srv_nng *t = async->data;
-    if (!t->stopping) {
-        drain(t);
+    if (t->stopping) {
+        return;
+    }
+    bool all = take_events(t);
+    if (!dispatch(t) || !all) {
+        uv_async_send(&t->async); // timers and others come first
     }
 }
 
@@ -541,7 +592,7 @@ attnd_err srv_nng_open(srv_nng **out, uv_loop_t *loop, const srv_nng_opts *opts,
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory for the transport");
     }
     t->opts = *opts;
-    t->num_slots = opts->connections * 2 * opts->in_flight + opts->in_flight;
+    t->num_slots = (opts->connections * 3 + 1) * (opts->in_flight + 1);
     t->conns = calloc(opts->connections, sizeof(*t->conns));
     t->slots = calloc(t->num_slots, sizeof(*t->slots));
     if (!t->conns || !t->slots || uv_async_init(loop, &t->async, on_async) != 0) {
@@ -551,10 +602,12 @@ attnd_err srv_nng_open(srv_nng **out, uv_loop_t *loop, const srv_nng_opts *opts,
     t->async.data = t;
     for (uint32_t i = 0; i < opts->connections; i++) {
         t->conns[i].pub.ops = &nng_ops;
+        list_init(&t->conns[i].requests);
     }
     pthread_mutex_init(&t->lock, NULL);
     list_init(&t->slot_events);
     list_init(&t->conn_events);
+    list_init(&t->turns);
     attnd_err err = open_socket(t, info);
     if (err) {
         srv_nng_close(t);
@@ -578,6 +631,9 @@ void srv_nng_close(srv_nng *t) {
     t->stopping = true;
     for (uint32_t i = 0; i < t->num_urls; i++) {
         nng_listener_close(t->urls[i].listener);
+    }
+    for (uint32_t i = 0; i < t->num_slots && t->slots[i].aio; i++) {
+        nng_aio_cancel(t->slots[i].aio); // all at once, since each takes its turn on NNG's threads
     }
     for (uint32_t i = 0; i < t->num_slots && t->slots[i].aio; i++) {
         slot *s = &t->slots[i];

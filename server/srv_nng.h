@@ -1,12 +1,11 @@
 // srv_nng carries requests and replies over NNG REP sockets.  It is the one file of the daemon that
 // includes NNG.  Loop thread only; NNG's own threads never leave srv_nng.c.
 //
-// Bounds, per connection: `in_flight` requests without a reply, then EBUSY; twice that, then the
-// connection is closed; `connection_bytes` of requests and unread replies, then EBUSY; a reply that
-// its client does not read for send_timeout_ms closes the connection; a message above
-// message_bytes closes it.  A REP socket can only receive while it has a free context, so there are
-// as many contexts as all connections together may hold, and one that misbehaves costs the others
-// nothing.
+// Bounds, per connection: `in_flight` requests without a reply, then EBUSY; twice as many unread
+// replies, then the connection is closed; `connection_bytes` of requests and unread replies, then
+// EBUSY; a reply that is not read for send_timeout_ms, or a message above message_bytes, closes the
+// connection.  A REP socket can only receive while it has a free context, so there are as many
+// contexts as all connections together may hold, and one that misbehaves costs the others nothing.
 #ifndef ATTND_SERVER_SRV_NNG_H
 #define ATTND_SERVER_SRV_NNG_H
 
@@ -36,12 +35,12 @@ typedef struct srv_nng_opts {
 
 typedef struct srv_nng_info {
     uint32_t connections;
-    uint32_t in_flight;     // requests without a reply
+    uint32_t in_flight;     // requests without a reply, and unread replies
     uint64_t last_reply_ms; // when the last reply was given to NNG; 0 = never
     uint64_t requests;      // received since the start
     uint64_t busy;          // answered EBUSY over a bound
-    // Connections that were closed: over twice in_flight, unread replies, what is no request, all
-    // connections taken, no hello.
+    // Connections that were closed: too many unread replies, one unread too long, what is no
+    // request, all connections taken, no hello.
     uint64_t closed_flood, closed_slow, closed_garbage, closed_full, closed_idle;
 } srv_nng_info;
 

@@ -68,6 +68,9 @@ static attnd_err check_op(const srv_core *core, const srv_request *rq, const srv
     if (!op) {
         return attnd_fail(info, ATTND_ENOTSUP, "op", "op %u is not known", rq->header.op);
     }
+    if ((op->flags & SRV_OP_ADMIN) && !rq->conn->admin) {
+        return attnd_fail(info, ATTND_EPERM, "op", "%s is for the administration socket", op->name);
+    }
     if (op->max_bytes && rq->msg.bytes > op->max_bytes) {
         return attnd_fail(info, ATTND_EMSGSIZE, "", "a %s message has at most %llu bytes", op->name,
                           (unsigned long long)op->max_bytes);
@@ -75,9 +78,6 @@ static attnd_err check_op(const srv_core *core, const srv_request *rq, const srv
     if ((op->flags & SRV_OP_ROOM) && rq->reply_room < PROTO_RING_JSON_REPLY) {
         return attnd_fail(info, ATTND_EMSGSIZE, "reply_bytes", "a reply to %s has up to %d bytes",
                           op->name, PROTO_RING_JSON_REPLY);
-    }
-    if ((op->flags & SRV_OP_ADMIN) && !rq->conn->admin) {
-        return attnd_fail(info, ATTND_EPERM, "op", "%s is for the administration socket", op->name);
     }
     bool hello = (op->flags & SRV_OP_HELLO) != 0;
     if (!hello && !rq->conn->session) {
