@@ -95,7 +95,8 @@ attnd_err attn_check_shape(const attn_shape *s, attnd_errinfo *info) {
     TRY(check_dim("v_head_dim", s->v_head_dim, info));
     FAIL_IF(s->block_tokens < 1 || s->block_tokens > ATTN_MAX_TOKENS, ATTND_EINVAL, "block_tokens",
             "block_tokens %d is not from 1 to %d", s->block_tokens, ATTN_MAX_TOKENS);
-    FAIL_IF(s->block_stride % attnd_dtype_bytes(s->kv_dtype) != 0, ATTND_EINVAL, "block_stride",
+    uint32_t bytes = attnd_dtype_bytes(s->kv_dtype);
+    FAIL_IF(bytes == 0 || s->block_stride % bytes != 0, ATTND_EINVAL, "block_stride",
             "block_stride %llu is no multiple of an element", (unsigned long long)s->block_stride);
     TRY(check_block_strides(s, "stride_k", s->stride_k_token, s->stride_k_head, s->head_dim, info));
     return check_block_strides(s, "stride_v", s->stride_v_token, s->stride_v_head, s->v_head_dim,
@@ -132,65 +133,98 @@ static attnd_err check_logits(const attn_row *row, uint32_t i, attnd_errinfo *in
     return ATTND_OK;
 }
 
-// check_tensor wants a tensor [tokens, heads, dim] to be there, aligned to its elements, and of an
-// extent that 63 bits hold.
-static attnd_err check_tensor(const char *field, const void *data, int64_t tokens,
-                              int64_t stride_token, int64_t heads, int64_t stride_head, int64_t dim,
-                              uint32_t bytes, uint32_t i, attnd_errinfo *info) {
-    FAIL_IF(!data, ATTND_EINVAL, field, "row %u: %s is NULL", i, field);
-    FAIL_IF((uintptr_t)data % bytes != 0, ATTND_EINVAL, field,
-            "row %u: %s is not aligned to its elements", i, field);
-    FAIL_IF(extent(tokens, stride_token, heads, stride_head, dim, bytes) < 0, ATTND_EINVAL, field,
-            "row %u: a stride of %s is negative or too large", i, field);
+// tensor is one of a row's tensors [tokens, heads, dim].
+typedef struct tensor {
+    const char *field;
+    const void *data;
+    int64_t tokens, stride_token, heads, stride_head, dim;
+    uint32_t bytes; // an element
+} tensor;
+
+// check_tensor wants a tensor to be there, aligned to its elements, and of an extent that 63 bits
+// hold.
+static attnd_err check_tensor(const tensor *t, uint32_t i, attnd_errinfo *info) {
+    FAIL_IF(!t->data, ATTND_EINVAL, t->field, "row %u: %s is NULL", i, t->field);
+    FAIL_IF((uintptr_t)t->data % t->bytes != 0, ATTND_EINVAL, t->field,
+            "row %u: %s is not aligned to its elements", i, t->field);
+    FAIL_IF(extent(t->tokens, t->stride_token, t->heads, t->stride_head, t->dim, t->bytes) < 0,
+            ATTND_EINVAL, t->field, "row %u: a stride of %s is negative or too large", i, t->field);
+    return ATTND_OK;
+}
+
+static attnd_err check_out(const attn_shape *s, const attn_row *row, uint32_t i,
+                           attnd_errinfo *info) {
+    uint32_t bytes = attnd_dtype_bytes(s->q_dtype);
+    const tensor out = {"out",         row->out,
+                        row->q_len,    row->stride_out_token,
+                        s->q_heads,    row->stride_out_head,
+                        s->v_head_dim, bytes};
+    const tensor lse = {"lse",      row->lse,     1, 0, s->q_heads, row->stride_lse_head,
+                        row->q_len, sizeof(float)};
+    TRY(check_tensor(&out, i, info));
+    FAIL_IF(!is_apart(row->q_len, row->stride_out_token, s->q_heads, row->stride_out_head,
+                      s->v_head_dim),
+            ATTND_EINVAL, "out", "row %u: tokens and heads of out overlap", i);
+    if (!row->lse) {
+        return ATTND_OK;
+    }
+    TRY(check_tensor(&lse, i, info));
+    FAIL_IF(s->q_heads > 1 && row->stride_lse_head < row->q_len, ATTND_EINVAL, "stride_lse_head",
+            "row %u: stride_lse_head %lld is less than q_len %d", i,
+            (long long)row->stride_lse_head, row->q_len);
     return ATTND_OK;
 }
 
 static attnd_err check_tensors(const attn_shape *s, const attn_row *row, uint32_t i,
                                attnd_errinfo *info) {
     uint32_t bytes = attnd_dtype_bytes(s->q_dtype);
+    const tensor q = {
+        "q",         row->q, row->q_len, row->stride_q_token, s->q_heads, row->stride_q_head,
+        s->head_dim, bytes};
+    const tensor k = {"k_new",      row->k_new,
+                      row->new_len, row->stride_k_new_token,
+                      s->kv_heads,  row->stride_k_new_head,
+                      s->head_dim,  bytes};
+    const tensor v = {"v_new",       row->v_new,
+                      row->new_len,  row->stride_v_new_token,
+                      s->kv_heads,   row->stride_v_new_head,
+                      s->v_head_dim, bytes};
     if (row->q_count > 0) {
-        TRY(check_tensor("q", row->q, row->q_len, row->stride_q_token, s->q_heads,
-                         row->stride_q_head, s->head_dim, bytes, i, info));
-        TRY(check_tensor("out", row->out, row->q_len, row->stride_out_token, s->q_heads,
-                         row->stride_out_head, s->v_head_dim, bytes, i, info));
-        FAIL_IF(!is_apart(row->q_len, row->stride_out_token, s->q_heads, row->stride_out_head,
-                          s->v_head_dim),
-                ATTND_EINVAL, "out", "row %u: tokens and heads of out overlap", i);
-    }
-    if (row->q_count > 0 && row->lse) {
-        TRY(check_tensor("lse", row->lse, s->q_heads, row->stride_lse_head, 1, 0, row->q_len,
-                         sizeof(float), i, info));
-        FAIL_IF(s->q_heads > 1 && row->stride_lse_head < row->q_len, ATTND_EINVAL,
-                "stride_lse_head", "row %u: stride_lse_head %lld is less than q_len %d", i,
-                (long long)row->stride_lse_head, row->q_len);
+        TRY(check_tensor(&q, i, info));
+        TRY(check_out(s, row, i, info));
     }
     if (row->new_len > 0) {
-        TRY(check_tensor("k_new", row->k_new, row->new_len, row->stride_k_new_token, s->kv_heads,
-                         row->stride_k_new_head, s->head_dim, bytes, i, info));
-        TRY(check_tensor("v_new", row->v_new, row->new_len, row->stride_v_new_token, s->kv_heads,
-                         row->stride_v_new_head, s->v_head_dim, bytes, i, info));
+        TRY(check_tensor(&k, i, info));
+        TRY(check_tensor(&v, i, info));
     }
     return ATTND_OK;
 }
 
+// part is a layer's K or V inside a block.
+typedef struct part {
+    const char *field;
+    uint64_t offset;
+    int64_t stride_token, stride_head;
+    int32_t dim;
+} part;
+
 // check_inside wants the live bytes of the row's highest block to end inside the pool.
-static attnd_err check_inside(const attn_params *p, const attn_row *row, const char *field,
-                              uint64_t offset, int64_t stride_token, int64_t stride_head,
-                              int32_t dim, uint64_t block, attnd_errinfo *info) {
+static attnd_err check_inside(const attn_params *p, const attn_row *row, const part *x,
+                              uint64_t block, attnd_errinfo *info) {
     const attn_shape *s = &p->shape;
     int64_t tokens = row->kv_len < s->block_tokens ? row->kv_len : s->block_tokens;
     uint32_t bytes = attnd_dtype_bytes(s->kv_dtype);
     uint64_t end = 0;
-    int64_t size = extent(s->kv_heads, stride_head, tokens, stride_token, dim, bytes);
-    FAIL_IF(offset % bytes != 0, ATTND_EINVAL, field,
-            "row %td: %s %llu is no multiple of an element", row - p->rows, field,
-            (unsigned long long)offset);
-    FAIL_IF(__builtin_mul_overflow(block, s->block_stride, &end) ||
-                __builtin_add_overflow(end, offset, &end) ||
-                __builtin_add_overflow(end, (uint64_t)size, &end) || end > p->pool_bytes,
-            ATTND_EINVAL, field,
+    int64_t size = extent(s->kv_heads, x->stride_head, tokens, x->stride_token, x->dim, bytes);
+    FAIL_IF(x->offset % bytes != 0, ATTND_EINVAL, x->field,
+            "row %td: %s %llu is no multiple of an element", row - p->rows, x->field,
+            (unsigned long long)x->offset);
+    bool overflows = __builtin_mul_overflow(block, s->block_stride, &end) ||
+                     __builtin_add_overflow(end, x->offset, &end) ||
+                     __builtin_add_overflow(end, (uint64_t)size, &end);
+    FAIL_IF(overflows || end > p->pool_bytes, ATTND_EINVAL, x->field,
             "row %td: block %llu at %s %llu ends behind the pool of %llu bytes", row - p->rows,
-            (unsigned long long)block, field, (unsigned long long)offset,
+            (unsigned long long)block, x->field, (unsigned long long)x->offset,
             (unsigned long long)p->pool_bytes);
     return ATTND_OK;
 }
@@ -210,10 +244,10 @@ static attnd_err check_table(const attn_params *p, const attn_row *row, uint32_t
     FAIL_IF(highest >= p->num_blocks, ATTND_EINVAL, "table",
             "row %u: an entry is block %u, the pool has %llu", i, highest,
             (unsigned long long)p->num_blocks);
-    TRY(check_inside(p, row, "k_offset", row->k_offset, s->stride_k_token, s->stride_k_head,
-                     s->head_dim, highest, info));
-    return check_inside(p, row, "v_offset", row->v_offset, s->stride_v_token, s->stride_v_head,
-                        s->v_head_dim, highest, info);
+    const part k = {"k_offset", row->k_offset, s->stride_k_token, s->stride_k_head, s->head_dim};
+    const part v = {"v_offset", row->v_offset, s->stride_v_token, s->stride_v_head, s->v_head_dim};
+    TRY(check_inside(p, row, &k, highest, info));
+    return check_inside(p, row, &v, highest, info);
 }
 
 static bool all_finite(const float *x, int32_t num) {
@@ -275,6 +309,24 @@ static attnd_err check_arrays(const attn_shape *s, const attn_row *row, const at
     return row->rope && row->rope != last->rope ? check_rope(s, row->rope, i, info) : ATTND_OK;
 }
 
+// check_list wants the blocks of one query block to ascend below num_kv_blocks.
+static attnd_err check_list(const attn_block_mask *mask, int32_t q_block, uint32_t num_kv_blocks,
+                            uint32_t i, attnd_errinfo *info) {
+    uint32_t first = mask->start[q_block];
+    uint32_t end = mask->start[q_block + 1];
+    FAIL_IF(end < first, ATTND_EINVAL, "block_mask", "row %u: start goes down behind %d", i,
+            q_block);
+    FAIL_IF(end > first && !mask->kv_blocks, ATTND_EINVAL, "block_mask",
+            "row %u: kv_blocks is NULL", i);
+    for (uint32_t k = first; k < end; k++) {
+        FAIL_IF(mask->kv_blocks[k] >= num_kv_blocks, ATTND_EINVAL, "block_mask",
+                "row %u: block %u is behind kv_len", i, mask->kv_blocks[k]);
+        FAIL_IF(k > first && mask->kv_blocks[k] <= mask->kv_blocks[k - 1], ATTND_EINVAL,
+                "block_mask", "row %u: blocks of query block %d do not ascend", i, q_block);
+    }
+    return ATTND_OK;
+}
+
 static attnd_err check_block_mask(const attn_shape *s, const attn_row *row, uint32_t i,
                                   attnd_errinfo *info) {
     const attn_block_mask *mask = row->block_mask;
@@ -288,17 +340,7 @@ static attnd_err check_block_mask(const attn_shape *s, const attn_row *row, uint
     uint32_t num_kv_blocks =
         row->kv_len == 0 ? 0 : ((uint32_t)row->kv_len - 1) / (uint32_t)s->block_tokens + 1;
     for (int32_t b = 0; b < num_q_blocks; b++) {
-        uint32_t first = mask->start[b];
-        uint32_t end = mask->start[b + 1];
-        FAIL_IF(end < first, ATTND_EINVAL, "block_mask", "row %u: start goes down behind %d", i, b);
-        FAIL_IF(end > first && !mask->kv_blocks, ATTND_EINVAL, "block_mask",
-                "row %u: kv_blocks is NULL", i);
-        for (uint32_t k = first; k < end; k++) {
-            FAIL_IF(mask->kv_blocks[k] >= num_kv_blocks, ATTND_EINVAL, "block_mask",
-                    "row %u: block %u is behind kv_len", i, mask->kv_blocks[k]);
-            FAIL_IF(k > first && mask->kv_blocks[k] <= mask->kv_blocks[k - 1], ATTND_EINVAL,
-                    "block_mask", "row %u: blocks of query block %d do not ascend", i, b);
-        }
+        TRY(check_list(mask, b, num_kv_blocks, i, info));
     }
     return ATTND_OK;
 }

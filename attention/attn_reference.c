@@ -45,7 +45,7 @@ static void append_key(const attn_params *p, const attn_row *row, int32_t t, int
     const attn_shape *s = &p->shape;
     int32_t key = row->kv_len - row->new_len + t;
     char *block = block_of(p, row, key);
-    double x[ATTN_MAX_HEAD_DIM];
+    double x[ATTN_MAX_HEAD_DIM] = {0};
     int64_t from = t * row->stride_k_new_token + head * row->stride_k_new_head;
     for (int32_t d = 0; d < s->head_dim; d++) {
         x[d] = attnd_load(row->k_new, s->q_dtype, (uint64_t)(from + d));
@@ -127,7 +127,7 @@ static void load_cache(cache *c, const attn_params *p, const attn_row *row, int3
 static double load_logits(cache *c, const attn_params *p, const attn_row *row, int32_t i,
                           int32_t h) {
     const attn_shape *s = &p->shape;
-    double q[ATTN_MAX_HEAD_DIM];
+    double q[ATTN_MAX_HEAD_DIM] = {0};
     for (int32_t d = 0; d < s->head_dim; d++) {
         q[d] = attnd_load(row->q, s->q_dtype,
                           (uint64_t)(i * row->stride_q_token + h * row->stride_q_head + d));
@@ -193,7 +193,7 @@ static double attend(cache *c, const attn_params *p, const attn_row *row, int32_
 static void attend_row(cache *c, const attn_params *p, const attn_row *row, int64_t total,
                        int64_t done, double *out, double *lse) {
     const attn_shape *s = &p->shape;
-    double unused[ATTN_MAX_HEAD_DIM];
+    double unused[ATTN_MAX_HEAD_DIM] = {0};
     int32_t group = s->q_heads / s->kv_heads;
     for (int32_t h = 0; h < s->q_heads; h++) {
         if (h % group == 0) {

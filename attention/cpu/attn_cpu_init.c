@@ -1,8 +1,16 @@
 // Which instruction sets there are: what the machine has, what this build has, what a name selects.
 // The only file that asks the compiler about the architecture.
+#include <stdbool.h>
 #include <string.h>
 
 #include "attention/cpu/attn_cpu_ops.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+#define CPUID_F16C        (1u << 29) // leaf 1, ECX
+#define CPUID_AVX512_BF16 (1u << 5)  // leaf 7, subleaf 1, EAX
+#endif
 
 // isa is one instruction set: the feature that it needs beside those of the sets before it.
 typedef struct isa {
@@ -31,26 +39,40 @@ static const isa isas[] = {
 
 enum { NUM_ISAS = sizeof(isas) / sizeof(isas[0]) };
 
+#if defined(__x86_64__)
+// has_bits says that CPUID sets all bits of a register, 0 = EAX to 3 = EDX; for what clang 14 has
+// no name.
+static bool has_bits(uint32_t leaf, uint32_t subleaf, int reg, uint32_t bits) {
+    uint32_t regs[4] = {0};
+    return __get_cpuid_count(leaf, subleaf, &regs[0], &regs[1], &regs[2], &regs[3]) &&
+           (regs[reg] & bits) == bits;
+}
+
 uint32_t attn_cpu_detect(void) {
     uint32_t features = 0;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
+    __builtin_cpu_init(); // its answers include what the operating system saves
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c")) {
+        has_bits(1, 0, 2, CPUID_F16C)) {
         features |= ATTN_CPU_AVX2;
     }
     if (features && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         features |= ATTN_CPU_AVX512;
     }
-    if ((features & ATTN_CPU_AVX512) && __builtin_cpu_supports("avx512bf16")) {
+    if ((features & ATTN_CPU_AVX512) && has_bits(7, 1, 0, CPUID_AVX512_BF16)) {
         features |= ATTN_CPU_AVX512_BF16;
     }
-#elif defined(__aarch64__)
-    features = ATTN_CPU_NEON; // every AArch64 has it
-#endif
     return features;
 }
+#elif defined(__aarch64__)
+uint32_t attn_cpu_detect(void) {
+    return ATTN_CPU_NEON; // every AArch64 has it
+}
+#else
+uint32_t attn_cpu_detect(void) {
+    return 0;
+}
+#endif
 
 void attn_cpu_init(attn_cpu_ops *ops, uint32_t features) {
     memset(ops, 0, sizeof(*ops));

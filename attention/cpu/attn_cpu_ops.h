@@ -93,7 +93,7 @@ void attn_cpu_init(attn_cpu_ops *ops, uint32_t features);
 
 // attn_cpu_features_of turns an ISA's name into the features that select it: "avx512" gives AVX2
 // and AVX512.  ATTND_ENOTSUP with field "isa" for a name that is none or that is not in allowed.
-attnd_err attn_cpu_features_of(uint32_t *features, const char *isa, uint32_t allowed,
+attnd_err attn_cpu_features_of(uint32_t *features, const char *name, uint32_t allowed,
                                attnd_errinfo *info);
 
 // One per instruction set: overrides in *ops what it does better.  An implementation that this

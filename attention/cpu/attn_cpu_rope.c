@@ -3,7 +3,7 @@
 // Angles reach 10^5 and more, so float32 products would be off by 10^-2.  They are formed and
 // reduced to [-pi/4, pi/4] in float64, where sine and cosine are short polynomials; no table bounds
 // the position, and a loop without calls or branches is what the compiler can vectorise.
-#include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -53,10 +53,10 @@ void attn_cpu_rope_angles(const attn_rope *rope, int32_t position, double *cos_s
 }
 
 void attn_cpu_rope_apply(const attn_rope *rope, const double *cos_sin, float *x) {
-    int32_t half = rope->rotary_dim / 2;
-    int32_t step = rope->interleaved ? 2 : 1;
+    ptrdiff_t half = rope->rotary_dim / 2;
+    ptrdiff_t step = rope->interleaved ? 2 : 1;
     float *pair = rope->interleaved ? x + 1 : x + half;
-    for (int32_t i = 0; i < half; i++) {
+    for (ptrdiff_t i = 0; i < half; i++) {
         double a = (double)x[i * step];
         double b = (double)pair[i * step];
         x[i * step] = (float)(a * cos_sin[i] - b * cos_sin[half + i]);
@@ -69,7 +69,7 @@ void attn_cpu_load_q(const attn_params *p, const attn_task *t, float *q) {
     const attn_row *row = &p->rows[t->row];
     int32_t group = attn_group(s);
     int32_t last_token = -1;
-    double cos_sin[ATTN_MAX_HEAD_DIM];
+    double cos_sin[ATTN_MAX_HEAD_DIM] = {0};
     for (int32_t r = t->q_first; r < t->q_first + t->q_count; r++) {
         int32_t token = r / group;
         if (row->rope && token != last_token) {

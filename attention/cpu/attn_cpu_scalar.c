@@ -62,9 +62,9 @@ static void load_step(const attn_params *p, const attn_row *row, int32_t head, c
         const char *v = attn_v_at(p, row, head, st->key + i);
         bool is_seen = st->seen >> i & 1;
         for (int32_t j = 0; j < run && is_seen; j++) {
-            attn_to_f32(st->k + (i + j) * s->head_dim, k + j * s->stride_k_token * bytes,
+            attn_to_f32(st->k + (int64_t)(i + j) * s->head_dim, k + j * s->stride_k_token * bytes,
                         s->kv_dtype, s->head_dim);
-            attn_to_f32(st->v + (i + j) * s->v_head_dim, v + j * s->stride_v_token * bytes,
+            attn_to_f32(st->v + (int64_t)(i + j) * s->v_head_dim, v + j * s->stride_v_token * bytes,
                         s->kv_dtype, s->v_head_dim);
         }
         i += run;
@@ -95,8 +95,8 @@ static void add_step(const row_state *state, const attn_shape *s, const float *q
     float m = *state->m;
     for (uint64_t left = bits; left; left &= left - 1) {
         int32_t j = __builtin_ctzll(left);
-        x[j] =
-            logit_of(logit, dot(q, st->k + j * s->head_dim, s->head_dim), diagonal - st->key - j);
+        x[j] = logit_of(logit, dot(q, st->k + (int64_t)j * s->head_dim, s->head_dim),
+                        diagonal - st->key - j);
         m = (float)x[j] <= m ? m : (float)x[j]; // a NaN gets in
     }
     if (m == -INFINITY) {
@@ -110,7 +110,7 @@ static void add_step(const row_state *state, const attn_shape *s, const float *q
     for (uint64_t left = bits; left; left &= left - 1) {
         int32_t j = __builtin_ctzll(left);
         float weight = exp2_of((float)(x[j] - (double)m));
-        const float *v = st->v + j * s->v_head_dim;
+        const float *v = st->v + (int64_t)j * s->v_head_dim;
         sum += weight;
         for (int32_t d = 0; d < s->v_head_dim; d++) {
             state->acc[d] += weight * v[d];
@@ -146,7 +146,7 @@ static void attend(const attn_params *p, const attn_task *t, const attn_state *o
     int32_t rows = t->head_count * t->q_count;
     float *q = scratch;
     step st = {.k = q + (int64_t)rows * s->head_dim};
-    st.v = st.k + ATTN_STEP_KEYS * s->head_dim;
+    st.v = st.k + (int64_t)ATTN_STEP_KEYS * s->head_dim;
     for (int32_t i = 0; i < rows; i++) {
         out->m[i] = -INFINITY;
         out->d[i] = 0;
