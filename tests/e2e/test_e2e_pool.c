@@ -6,23 +6,31 @@
 
 #include "tests/e2e/play.h"
 
-// 4 slabs of 1 MiB; a block of `tiny` has 16 KiB, so the pool has 256.
+// 4 slabs of 1 MiB; a token of the model takes a block of 16 KiB, so the pool has 256.
 static const char *const flags[] = {
     "--set", "cache.memory=4MiB",     "--set", "cache.slab=1MiB",
     "--set", "limits.connections=16", "--set", "tenant small.quota_blocks=10",
     NULL};
-enum { POOL_BLOCKS = 256, BLOCK_TOKENS = 16 };
+enum { POOL_BLOCKS = 256, BLOCK_TOKENS = 1 };
 
 static e2e_daemon d;
 static e2e_client c;
 static play_model m;
+
+static play_model fat_model(void) {
+    play_model fat = play_tiny();
+    fat.kv_heads = 4;
+    fat.head_dim = fat.v_head_dim = 256;
+    fat.block_tokens = BLOCK_TOKENS;
+    return fat;
+}
 
 static void setup(void) {
     memset(&d, 0, sizeof(d));
     e2e_start(&d, flags);
     e2e_connect(&c, d.url);
     play_hello(&c, "test");
-    m = play_tiny();
+    m = fat_model();
     play_open(&c, &m);
 }
 
@@ -173,12 +181,14 @@ START_TEST(the_oldest_waiting_step_is_placed_first) {
     play_step step;
     e2e_flight f[3];
     e2e_reply r;
+    proto_cancel third = {.request = 0};
     for (int i = 0; i < 4; i++) {
         play_create(&c, &m, &s[i]);
     }
     ATTND_CK_OK(open_blocks(&c, &s[0], 250, 0, &step));
     for (int i = 0; i < 3; i++) {
         send_blocks(&c, &f[i], &s[i + 1], 120, 20000);
+        third.request = c.id;
         e2e_await_stat(&c, "scheduler.waiting_for_blocks", i + 1, 1000);
     }
     cancel_step(&c, &step);
@@ -187,6 +197,9 @@ START_TEST(the_oldest_waiting_step_is_placed_first) {
     ATTND_CK_OK(e2e_recv(&f[1], &r));
     e2e_reply_fini(&r);
     ck_assert(!e2e_arrived(&f[2], 50));
+    ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &third, sizeof(third), NULL));
+    ATTND_CK_ERR(e2e_recv(&f[2], &r), ATTND_ECANCELED);
+    e2e_reply_fini(&r);
     for (int i = 0; i < 4; i++) {
         play_forget(&s[i]);
     }
@@ -225,7 +238,7 @@ START_TEST(a_quota_bounds_its_tenant_and_nobody_else) {
     e2e_client small;
     play_seq a, b, mine;
     play_step step, other, refused;
-    play_model sm = play_tiny();
+    play_model sm = fat_model();
     e2e_connect(&small, d.url);
     free(e2e_json(&small, PROTO_HELLO, "{\"tenant\": \"small\"}"));
     play_open(&small, &sm); // the same name is another model for another tenant
