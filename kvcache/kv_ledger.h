@@ -26,10 +26,12 @@
 //     |            committed length, reservations of an open step behind it                    |
 //     +----------------------------------------------------------------------------------------+
 //
-// Authoritative words change in two ways only: by the redo record of an operation, or by kv_store
-// where no reader looks yet (table entries behind the committed length, the table of a sequence
-// that is not live, the copy that an open step makes of a shared last block: seqs.old_last keeps
-// the committed entry until the commit).  Loop thread only.
+// Authoritative words change by the redo record of an operation, all but table entries: these are
+// never in a record, but stored (kv_store) where no reader looks: behind the committed length, in
+// the table of a sequence that is not live, and in the place of a shared last block that an open
+// step copies, where seqs.old_last has the committed entry from before the store until after the
+// commit, or until the entry is back.  It may not be otherwise: the newest record is applied again
+// after a crash, and would undo what was stored to its words since.  Loop thread only.
 #ifndef ATTND_KVCACHE_KV_LEDGER_H
 #define ATTND_KVCACHE_KV_LEDGER_H
 
@@ -201,9 +203,18 @@ struct kv_cache {
 attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info);
 void kv_ledger_close(kv_cache *kv);
 
-// kv_store writes an authoritative word that no reader looks at yet.  It is never moved across
-// another kv_store.
+// kv_crash_point is called before every store that a restart could see, in a build that stops there
+// (tests define it); else it is nothing.
+#ifdef KV_CRASH_POINTS
+void kv_crash_point(void);
+#else
+static inline void kv_crash_point(void) {}
+#endif
+
+// kv_store writes a word of a record, or a table entry that no reader looks at.  It is never moved
+// across another kv_store.
 static inline void kv_store(kv_word *word, uint32_t value) {
+    kv_crash_point();
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 

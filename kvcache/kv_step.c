@@ -6,15 +6,32 @@
 // restart drops them.
 //
 // A sequence that will write into a partial last block which others share gets a block of its own
-// in that table entry; the committed entry goes to seqs.old_last first.  Until the commit the
-// sequence holds both, and its committed view is the old one.  A commit that accepts tokens makes
-// the copy the committed block in its record; otherwise the old entry is put back, which may be
-// done twice without harm.
+// in that table entry; the committed entry goes to seqs.old_last, by the record that opens the step
+// and before the table changes.  Until the commit the sequence holds both, and its committed view
+// is the old one.  A commit that accepts tokens makes the copy the committed block; otherwise the
+// old entry is put back into the table before the record that ends the step.
 #include "kvcache/kv_model.h"
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_seq.h"
 #include "kvcache/kv_session.h"
+
+static kv_copy *copies_of(const kv_cache *kv, uint32_t step) {
+    return kv->step_copies + (uint64_t)step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
+}
+
+// copied_of returns the index of the sequence that copy n of a step is for, *i in the step.
+static uint32_t copied_of(const kv_cache *kv, uint32_t step, uint32_t n, uint32_t *i) {
+    *i = kv->copy_seqs[(uint64_t)step * kv->opts.max_step_seqs * KV_MAX_GROUPS + n];
+    return (uint32_t)kv->step_seqs[(uint64_t)step * kv->opts.max_step_seqs + *i].seq;
+}
+
+// set_last stores the entry of the sequence's last committed block.
+static void set_last(const kv_cache *kv, uint32_t idx, uint32_t g, uint32_t entry) {
+    const kv_led_seq *s = &kv->seqs[idx];
+    uint32_t last = s->committed / kv->models[s->model].spec.groups[g].block_tokens;
+    kv_store(&kv_table(kv, idx, g)[last], entry);
+}
 
 typedef struct opening {
     kv_cache *kv;
@@ -202,35 +219,33 @@ static uint32_t take_near(const opening *o, uint32_t g, uint32_t near) {
     return entry;
 }
 
-// reserve takes the blocks of sequence i of the step.
+// reserve takes the blocks of sequence i of the step: new ones go into its table at once, for a
+// copy of the last one see replace.
 static void reserve(const opening *o, uint32_t i) {
     kv_cache *kv = o->kv;
     const kv_step_seq *s = &kv->step_seqs[(uint64_t)o->step * kv->opts.max_step_seqs + i];
-    uint64_t first_copy = (uint64_t)o->step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
     uint32_t idx = (uint32_t)s->seq;
     for (uint32_t g = 0; g < o->spec->num_groups; g++) {
         uint32_t *table = kv_table(kv, idx, g);
         demand d = demand_of(o, idx, g, s);
+        uint32_t last = d.have > 0 ? table[d.have - 1] : KV_NONE;
         if (d.copy_tokens > 0) {
-            uint32_t old = table[d.have - 1];
             uint32_t n = kv->step_aux[o->step].num_copies++;
-            uint32_t copy = take_near(o, g, old);
-            kv_store(&kv->seqs[idx].old_last[g], old);
-            kv_store(&table[d.have - 1], copy);
-            kv->copy_seqs[first_copy + n] = i;
-            kv->step_copies[first_copy + n] = (kv_copy){.model = o->model,
-                                                        .group = g,
-                                                        .src = old,
-                                                        .dst = copy,
-                                                        .num_tokens = d.copy_tokens};
+            kv_copy copy = {
+                .model = o->model, .group = g, .src = last, .num_tokens = d.copy_tokens};
+            copy.dst = last = take_near(o, g, last);
+            copies_of(kv, o->step)[n] = copy;
+            kv->copy_seqs[copies_of(kv, o->step) - kv->step_copies + n] = i;
         }
         for (uint32_t b = d.have; b < d.want; b++) {
-            kv_store(&table[b], take_near(o, g, b > 0 ? table[b - 1] : KV_NONE));
+            last = take_near(o, g, last);
+            kv_store(&table[b], last);
         }
     }
 }
 
-// publish makes the step live together with its reply: the committing store of kv_step_open.
+// publish makes the step live together with its reply and the old entries of copied blocks: the
+// committing store of kv_step_open.
 static uint64_t publish(const opening *o, kv_request rq) {
     kv_cache *kv = o->kv;
     kv_led_step *step = &kv->steps[o->step];
@@ -238,6 +253,11 @@ static uint64_t publish(const opening *o, kv_request rq) {
     kv_redo_begin(kv);
     kv_redo_put(kv, &step->state, KV_LIVE);
     kv_redo_put(kv, &step->generation, step->generation + 1);
+    for (uint32_t n = 0; n < kv->step_aux[o->step].num_copies; n++) {
+        const kv_copy *copy = &copies_of(kv, o->step)[n];
+        uint32_t i, idx = copied_of(kv, o->step, n, &i);
+        kv_redo_put(kv, &kv->seqs[idx].old_last[copy->group], copy->src);
+    }
     uint32_t *values = kv_reply_put(kv, rq, KV_OP_STEP, handle, 2 * o->num_seqs);
     for (uint32_t i = 0; values && i < o->num_seqs; i++) {
         kv_redo_put(kv, values++, o->seqs[i].committed);
@@ -245,6 +265,15 @@ static uint64_t publish(const opening *o, kv_request rq) {
     }
     kv_redo_commit(kv);
     return handle;
+}
+
+// replace puts the copies into the tables.
+static void replace(const opening *o) {
+    for (uint32_t n = 0; n < o->kv->step_aux[o->step].num_copies; n++) {
+        const kv_copy *copy = &copies_of(o->kv, o->step)[n];
+        uint32_t i, idx = copied_of(o->kv, o->step, n, &i);
+        set_last(o->kv, idx, copy->group, copy->dst);
+    }
 }
 
 // check_open checks the call itself and fills in the opening.
@@ -308,7 +337,8 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
     kv->tenant_aux[o.spec->tenant].blocks += (uint32_t)o.take;
     kv->session_aux[o.session_idx].steps++;
     *step = publish(&o, rq);
-    *copies = kv->step_copies + (uint64_t)o.step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
+    replace(&o);
+    *copies = copies_of(kv, o.step);
     *num_copies = kv->step_aux[o.step].num_copies;
     return ATTND_OK;
 }
@@ -380,29 +410,47 @@ static uint32_t accepted_of(const ending *e, uint32_t i) {
     return e->accepted ? e->accepted[i] : 0;
 }
 
-// end_copies drops, of each copied last block, the one that the sequence does not go on with.
-static void end_copies(const ending *e) {
-    kv_cache *kv = e->kv;
-    uint64_t first = (uint64_t)e->step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
-    for (uint32_t n = 0; n < kv->step_aux[e->step].num_copies; n++) {
-        const kv_copy *copy = &kv->step_copies[first + n];
-        uint32_t i = kv->copy_seqs[first + n];
-        uint32_t idx = (uint32_t)e->seqs[i].seq;
-        if (accepted_of(e, i) > 0) {
-            kv_seq_give_block(kv, e->spec->tenant, copy->src);
-            continue;
+// put_back puts the committed entry back where a copy is not gone on with.
+static void put_back(const ending *e) {
+    for (uint32_t n = 0; n < e->kv->step_aux[e->step].num_copies; n++) {
+        const kv_copy *copy = &copies_of(e->kv, e->step)[n];
+        uint32_t i, idx = copied_of(e->kv, e->step, n, &i);
+        if (accepted_of(e, i) == 0) {
+            set_last(e->kv, idx, copy->group, copy->src);
         }
-        uint32_t last = e->seqs[i].committed / e->spec->groups[copy->group].block_tokens;
-        kv_store(&kv_table(kv, idx, copy->group)[last], copy->src);
-        kv_store(&kv->seqs[idx].old_last[copy->group], KV_NONE);
-        kv_seq_give_block(kv, e->spec->tenant, copy->dst);
     }
 }
 
-// finish brings the derived state up to an ended step: slots behind the lengths are given back.
+// publish_end ends the step: every length and the reply, in the committing store of kv_step_commit
+// and kv_step_abort.
+static void publish_end(const ending *e, kv_request rq, kv_op op, uint64_t step) {
+    kv_cache *kv = e->kv;
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &kv->steps[e->step].state, KV_FREE);
+    for (uint32_t n = 0; n < kv->step_aux[e->step].num_copies; n++) {
+        uint32_t i, idx = copied_of(kv, e->step, n, &i);
+        kv_redo_put(kv, &kv->seqs[idx].old_last[copies_of(kv, e->step)[n].group], KV_NONE);
+    }
+    uint32_t *values = kv_reply_put(kv, rq, op, step, op == KV_OP_COMMIT ? e->num_seqs : 0);
+    for (uint32_t i = 0; i < e->num_seqs; i++) {
+        uint32_t len = e->seqs[i].committed + accepted_of(e, i);
+        kv_redo_put(kv, &kv->seqs[(uint32_t)e->seqs[i].seq].committed, len);
+        if (values && op == KV_OP_COMMIT) {
+            kv_redo_put(kv, values++, len);
+        }
+    }
+    kv_redo_commit(kv);
+}
+
+// finish gives back what the sequences do not go on with.
 static void finish(const ending *e) {
     kv_cache *kv = e->kv;
-    end_copies(e);
+    for (uint32_t n = 0; n < kv->step_aux[e->step].num_copies; n++) {
+        const kv_copy *copy = &copies_of(kv, e->step)[n];
+        uint32_t i;
+        copied_of(kv, e->step, n, &i);
+        kv_seq_give_block(kv, e->spec->tenant, accepted_of(e, i) > 0 ? copy->src : copy->dst);
+    }
     for (uint32_t i = 0; i < e->num_seqs; i++) {
         const kv_step_seq *s = &e->seqs[i];
         uint32_t idx = (uint32_t)s->seq;
@@ -416,6 +464,12 @@ static void finish(const ending *e) {
     }
     kv->session_aux[(uint32_t)kv->step_aux[e->step].session].steps--;
     kv_slots_give_handle(&kv->lists->steps, kv->step_next, e->step, kv->steps[e->step].generation);
+}
+
+static void end_step(const ending *e, kv_request rq, kv_op op, uint64_t step) {
+    put_back(e);
+    publish_end(e, rq, op, step);
+    finish(e);
 }
 
 static attnd_err check_accepted(const ending *e, uint32_t num_accepted, attnd_errinfo *info) {
@@ -434,23 +488,6 @@ static attnd_err check_accepted(const ending *e, uint32_t num_accepted, attnd_er
     return ATTND_OK;
 }
 
-// put_lengths adds the new committed view of sequence i to the record; returns its length.
-static uint32_t put_lengths(const ending *e, uint32_t i) {
-    kv_cache *kv = e->kv;
-    kv_led_seq *seq = &kv->seqs[(uint32_t)e->seqs[i].seq];
-    uint32_t len = e->seqs[i].committed + e->accepted[i];
-    if (e->accepted[i] > 0) {
-        kv_redo_put(kv, &seq->committed, len);
-        for (uint32_t g = 0; g < e->spec->num_groups; g++) {
-            if (seq->old_last[g] != KV_NONE) {
-                kv_redo_put(kv, &seq->old_last[g], KV_NONE);
-            }
-        }
-    }
-    return len;
-}
-
-// Committed by the record that holds every length of the step, its end and the reply.
 attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
                          uint32_t num_accepted, attnd_errinfo *info) {
     ending e;
@@ -460,34 +497,17 @@ attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint3
     }
     e.accepted = accepted;
     err = check_accepted(&e, num_accepted, info);
-    if (err) {
-        return err;
+    if (err == ATTND_OK) {
+        end_step(&e, rq, KV_OP_COMMIT, step);
     }
-    kv_redo_begin(kv);
-    kv_redo_put(kv, &kv->steps[e.step].state, KV_FREE);
-    uint32_t *values = kv_reply_put(kv, rq, KV_OP_COMMIT, step, e.num_seqs);
-    for (uint32_t i = 0; i < e.num_seqs; i++) {
-        uint32_t len = put_lengths(&e, i);
-        if (values) {
-            kv_redo_put(kv, &values[i], len);
-        }
-    }
-    kv_redo_commit(kv);
-    finish(&e);
-    return ATTND_OK;
+    return err;
 }
 
-// Committed by the record that ends the step.
 attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step) {
     ending e;
     attnd_err err = check_end(kv, rq, step, &e, NULL);
-    if (err) {
-        return err;
+    if (err == ATTND_OK) {
+        end_step(&e, rq, KV_OP_ABORT, step);
     }
-    kv_redo_begin(kv);
-    kv_redo_put(kv, &kv->steps[e.step].state, KV_FREE);
-    kv_reply_put(kv, rq, KV_OP_ABORT, step, 0);
-    kv_redo_commit(kv);
-    finish(&e);
-    return ATTND_OK;
+    return err;
 }

@@ -1,0 +1,318 @@
+// Stops kvcache before every single store of a scripted run, as a kill -9 would, and looks at what
+// is left: after the newest record is applied again, the ledger must say what it said before the
+// operation, or what it says after it, to the byte of every committed row; never anything between.
+//
+// A child runs the script over memory that it shares with the parent and exits at the store; the
+// parent looks.  This target compiles kvcache with KV_CRASH_POINTS.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kvcache/kv_redo.h"
+#include "tests/unit/kvcache/kv_fixture.h"
+#include "tests/unit/kvcache/kv_rows.h"
+
+enum { SEQS = 12, ARENA_BYTES = FIX_BLOCKS * KV_BLOCK_UNIT, STOPPED = 77 };
+
+static kv_fixture f;
+static uint64_t seqs[SEQS], other, step;
+static uint32_t two; // a model of two groups
+static uint32_t next_token;
+static long stores, stop_at = -1;
+
+void kv_crash_point(void) {
+    if (stores++ == stop_at) {
+        _exit(STOPPED);
+    }
+}
+
+// ---- the script
+
+// write_new writes rows for the step's new tokens of sequence i, all groups.
+static void write_new(uint32_t i) {
+    uint32_t num, model, entries;
+    const kv_step_seq *in = &kv_step_get(f.kv, 0, step, &num, &model)[i];
+    const kv_model_spec *spec = kv_model_get(f.kv, model);
+    for (uint32_t t = 0; t < in->new_len; t++) {
+        next_token++;
+        for (uint32_t g = 0; g < spec->num_groups; g++) {
+            const uint32_t *table = kv_step_table(f.kv, step, i, g, &entries);
+            rows_write(spec, g, f.memory, table, in->committed + t, next_token);
+        }
+    }
+}
+
+static void open_step(uint32_t model, uint32_t a, uint32_t new_a, uint32_t b, uint32_t new_b) {
+    kv_step_seq in[2] = {{.seq = seqs[a], .new_len = new_a}, {.seq = seqs[b], .new_len = new_b}};
+    uint32_t num_copies, num = a == b ? 1 : 2;
+    const kv_copy *copies;
+    bool may_wait;
+    ATTND_CK_OK(kv_step_open(f.kv, fix_rq(&f), model, in, num, &step, &copies, &num_copies,
+                             &may_wait, &f.info));
+    kv_copy_run(f.kv, copies, num_copies);
+    for (uint32_t i = 0; i < num; i++) {
+        write_new(i);
+    }
+}
+
+static void commit(uint32_t a, uint32_t b) {
+    uint32_t num, model, accepted[2] = {a, b};
+    kv_step_get(f.kv, 0, step, &num, &model);
+    ATTND_CK_OK(kv_step_commit(f.kv, fix_rq(&f), step, accepted, num, &f.info));
+}
+
+static void fork_of(uint32_t from, uint32_t to) {
+    uint32_t committed;
+    ATTND_CK_OK(kv_seq_fork(f.kv, fix_rq(&f), seqs[from], &seqs[to], &committed, &f.info));
+}
+
+// run_op runs operation k of the script; false behind the last.  One call that changes state each,
+// except where several() says otherwise.
+static bool run_op(uint32_t k) {
+    const uint8_t secret[KV_SECRET_BYTES] = {9};
+    uint32_t committed;
+    switch (k) {
+    case 0: // a sequence of two groups, blocks of 4 and 3 tokens
+        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), two, &seqs[0], &f.info));
+        return true;
+    case 1:
+        return open_step(two, 0, 10, 0, 0), true;
+    case 2:
+        return commit(10, 0), true;
+    case 3:
+        return fork_of(0, 1), true;
+    case 4: // both last blocks are copied; straight behind the fork
+        return open_step(two, 1, 3, 1, 0), true;
+    case 5: // of a sequence in a step
+        return fork_of(1, 2), true;
+    case 6:
+        return commit(2, 0), true;
+    case 7: // straight behind a commit that ended copies; two sequences, both copy
+        return open_step(two, 0, 5, 2, 1), true;
+    case 8: // one goes on with its copy, the other back
+        return commit(0, 1), true;
+    case 9:
+        return fork_of(1, 3), true;
+    case 10:
+        return open_step(two, 3, 2, 3, 0), true;
+    case 11:
+        ATTND_CK_OK(kv_step_abort(f.kv, fix_rq(&f), step));
+        return true;
+    case 12: // straight behind the abort
+        return open_step(two, 3, 4, 3, 0), true;
+    case 13:
+        return commit(4, 0), true;
+    case 14:
+        ATTND_CK_OK(kv_seq_truncate(f.kv, fix_rq(&f), seqs[3], 5, &f.info));
+        return true;
+    case 15: // copies what is left of a shared block
+        return open_step(two, 3, 1, 3, 0), true;
+    case 16:
+        return commit(1, 0), true;
+    case 17:
+        ATTND_CK_OK(kv_seq_keep(f.kv, fix_rq(&f), seqs[1], "kept", 50, &f.info));
+        return true;
+    case 18:
+        ATTND_CK_OK(kv_seq_keep(f.kv, fix_rq(&f), seqs[2], "too", 0, &f.info));
+        return true;
+    case 19:
+        ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), seqs[0], &f.info));
+        return true;
+    case 20: // the slot of the freed one is used again
+        return fork_of(1, 4), true;
+    case 21:
+        ATTND_CK_OK(kv_session_close(f.kv, f.session, 100));
+        return true;
+    case 22:
+        ATTND_CK_OK(kv_session_open(f.kv, f.tenant, secret, &other));
+        f.session = other;
+        return true;
+    case 23:
+        ATTND_CK_OK(kv_seq_attach(f.kv, fix_rq(&f), two, "too", &seqs[2], &committed, &f.info));
+        return true;
+    case 24:
+        return open_step(two, 2, 7, 2, 0), true;
+    case 25:
+        return commit(7, 0), true;
+    case 26:
+        return kv_expire(f.kv, 150), true;
+    case 27:
+        ATTND_CK_OK(kv_tenant_set(f.kv, "t", 100, &f.tenant));
+        return true;
+    case 28:
+        return open_step(two, 2, 40, 2, 0), true; // a new slab
+    case 29:
+        ATTND_CK_OK(kv_step_abort(f.kv, (kv_request){0}, step));
+        return true;
+    default:
+        return false;
+    }
+}
+
+// several says whether operation k frees sequences one by one.
+static bool several(uint32_t k) {
+    return k == 21;
+}
+
+static void start(void) {
+    const kv_opts opts = fix_opts();
+    kv_model_spec spec = fix_spec("two", 0);
+    f = (kv_fixture){.next_request = 1, .memory = f.memory};
+    next_token = 0;
+    memset(f.memory, 0, ARENA_BYTES);
+    f.arena = (kv_arena){.base = f.memory, .bytes = ARENA_BYTES, .fd = -1};
+    ATTND_CK_OK(kv_create(&f.kv, &f.arena, &opts, &f.info));
+    ATTND_CK_OK(kv_tenant_set(f.kv, "t", 0, &f.tenant));
+    spec.num_groups = 2;
+    spec.groups[1] = (kv_group_spec){2, 1, 32, 16, 3, -1}; // 288 bytes: two units
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &two, &f.info));
+    ATTND_CK_OK(kv_session_open(f.kv, f.tenant, (const uint8_t[KV_SECRET_BYTES]){1}, &f.session));
+}
+
+// ---- what a restart would see
+
+typedef struct view {
+    kv_led_seq seqs[SEQS]; // all zero when not live; old_last left out
+    uint64_t rows[SEQS];   // a hash of the committed rows
+    kv_led_session sessions[2];
+    uint32_t quota;
+} view;
+
+static uint64_t mix(uint64_t h, const char *bytes, uint64_t num) {
+    for (uint64_t i = 0; i < num; i++) {
+        h = (h ^ (uint8_t)bytes[i]) * UINT64_C(0x100000001b3);
+    }
+    return h;
+}
+
+static uint64_t hash_group(uint64_t h, uint32_t idx, uint32_t g) {
+    const kv_led_seq *s = &f.kv->seqs[idx];
+    const kv_group_spec *group = &f.kv->models[s->model].spec.groups[g];
+    uint32_t units = (uint32_t)((kv_block_bytes(group) + KV_BLOCK_UNIT - 1) / KV_BLOCK_UNIT);
+    uint32_t num = kv_blocks_of(s->committed, group->block_tokens);
+    for (uint32_t t = 0; t < s->committed; t++) {
+        uint32_t b = t / group->block_tokens, slot = t % group->block_tokens;
+        uint32_t entry =
+            b == num - 1 && s->old_last[g] != KV_NONE ? s->old_last[g] : kv_table(f.kv, idx, g)[b];
+        ck_assert_uint_lt(entry, FIX_BLOCKS);
+        ck_assert_uint_eq(f.kv->slabs[entry / FIX_SLAB_BLOCKS].units, units);
+        const char *block = f.memory + (size_t)entry * KV_BLOCK_UNIT;
+        for (uint32_t layer = 0; layer < group->layers; layer++) {
+            uint64_t k, v;
+            kv_layer_offset(group, layer, &k, &v);
+            h = mix(h, block + k + (size_t)slot * group->k_row_bytes, group->k_row_bytes);
+            h = mix(h, block + v + (size_t)slot * group->v_row_bytes, group->v_row_bytes);
+        }
+    }
+    return h;
+}
+
+static void look(view *out) {
+    memset(out, 0, sizeof(*out));
+    for (uint32_t i = 0; i < SEQS; i++) {
+        const kv_led_seq *s = &f.kv->seqs[i];
+        if (s->state == KV_LIVE) {
+            out->seqs[i] = *s;
+            memset(out->seqs[i].old_last, 0, sizeof(s->old_last));
+            out->rows[i] = hash_group(hash_group(1, i, 0), i, 1);
+        }
+    }
+    memcpy(out->sessions, f.kv->sessions, sizeof(out->sessions));
+    out->quota = f.kv->tenants[0].quota_blocks;
+}
+
+// redo applies the newest record again.
+static void redo(void) {
+    uint32_t number = f.kv->head->published;
+    const kv_word *r = f.kv->redo + (number % 2) * kv_redo_record_words(f.kv->redo_cap);
+    ck_assert_uint_eq(r[0], number);
+    ck_assert_uint_eq((uint64_t)r[3] << 32 | r[2], kv_redo_checksum(r));
+    for (uint32_t i = 0; i < r[1]; i++) {
+        f.kv->base[r[4 + 2 * i]] = r[5 + 2 * i];
+    }
+}
+
+// seq_between says whether every sequence is as it was before or as it is after.
+static bool seqs_between(const view *got, const view *before, const view *after) {
+    for (uint32_t i = 0; i < SEQS; i++) {
+        bool as_before = memcmp(&got->seqs[i], &before->seqs[i], sizeof(got->seqs[i])) == 0 &&
+                         got->rows[i] == before->rows[i];
+        bool as_after = memcmp(&got->seqs[i], &after->seqs[i], sizeof(got->seqs[i])) == 0 &&
+                        got->rows[i] == after->rows[i];
+        if (!as_before && !as_after) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// stopped_at runs operation k, which has made no store yet, up to store at; false when it ends
+// before.  The parent then sees what the child left.
+static bool stopped_at(uint32_t k, long at) {
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        stores = 0;
+        stop_at = at;
+        run_op(k);
+        _exit(0);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status));
+    ck_assert(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == STOPPED);
+    return WEXITSTATUS(status) == STOPPED;
+}
+
+START_TEST(kv_ledger_is_whole_after_a_stop_at_any_store) {
+    static view before, after, got;
+    long stops = 0, made = 0;
+    f.memory = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(f.memory, MAP_FAILED);
+    bool more = true;
+    for (uint32_t k = 0; more; k++) {
+        start();
+        for (uint32_t i = 0; i < k; i++) {
+            run_op(i);
+        }
+        look(&before);
+        more = run_op(k);
+        look(&after);
+        kv_free(f.kv);
+        bool stopped = more;
+        for (long at = 0; stopped; at++) {
+            start();
+            for (uint32_t i = 0; i < k; i++) {
+                run_op(i);
+            }
+            stopped = stopped_at(k, at);
+            redo();
+            redo(); // killed during recovery
+            look(&got);
+            bool is_before = memcmp(&got, &before, sizeof(got)) == 0;
+            bool is_after = memcmp(&got, &after, sizeof(got)) == 0;
+            bool good = stopped ? is_before || is_after : is_after;
+            good = good || (several(k) && seqs_between(&got, &before, &after));
+            ck_assert_msg(good, "operation %u stopped at its store %ld", k, at);
+            stops += stopped;
+            made += stopped && is_after && !is_before;
+            kv_free(f.kv);
+        }
+    }
+    printf("kv_crash stops=%ld of which %ld had committed\n", stops, made);
+    ck_assert_int_gt(made, 0);
+    ck_assert_int_gt(stops, made);
+    munmap(f.memory, ARENA_BYTES);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *s = suite_create("kv_crash");
+    TCase *t = tcase_create("stops");
+    tcase_set_timeout(t, 110);
+    tcase_add_test(t, kv_ledger_is_whole_after_a_stop_at_any_store);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+CHECK_MAIN(suite)
