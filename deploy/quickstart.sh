@@ -74,8 +74,8 @@ bench() {
 figure() { sed -n "s/^[[:space:]]*\"$2\":[[:space:]]*\([0-9.e+-]*\).*/\1/p" "$folder/$1.json" | head -n 1; }
 
 figures() {
-    printf '%-14s %12s prefill tokens/s %10s decode tokens/s %10s rows verified\n' "$1" \
-        "$(figure "$1" prefill_tokens_per_s)" "$(figure "$1" decode_tokens_per_s)" \
+    LC_ALL=C printf '%-12s %10.1f prefill tokens/s %10.1f decode tokens/s %8d rows verified\n' \
+        "$1" "$(figure "$1" prefill_tokens_per_s)" "$(figure "$1" decode_tokens_per_s)" \
         "$(figure "$1" verified)"
 }
 

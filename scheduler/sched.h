@@ -1,16 +1,15 @@
-// sched decides what is launched next: it holds the ready attends of all clients in queues, forms
-// launches from them and hands these to a backend.  It knows rows and costs, never sockets or
-// kernels.  (The steps that wait for blocks are in sched_wait.h.)
+// sched decides what is launched next: it holds the ready attends of all clients, forms launches
+// from them and hands these to a backend.  It knows rows and costs, never sockets or kernels.  (The
+// steps that wait for blocks are in sched_wait.h.)
 //
 // Policy.  A backend that is idle gets work at once; while it is busy, work gathers, and the next
 // launch takes what is ready of one KV shape, across clients, models and layers.  Order: between
 // tenants fair share by cost (keys read * query rows), inside a share decodes first.  Decodes and
-// prefills run in launches of their own, and a prefill is cut into chunks of prefill_chunk_tokens
-// query tokens, so that a decode whose tenant is within its share waits for at most one chunk and
-// one decode launch (one for each KV shape that has decodes waiting).  After a bounded number of
-// decode launches one chunk of the oldest prefill runs whatever waits, so that it is not starved.
-// What does not fit a launch may be passed by smaller requests of its tenant a bounded number of
-// times.
+// prefills run in launches of their own, and a prefill is cut into chunks, so that a decode whose
+// tenant is within its share waits for at most one chunk and one decode launch (one for each KV
+// shape that has decodes waiting).  After a bounded number of decode launches one chunk of the
+// oldest prefill runs whatever waits, so that it is not starved.  What does not fit a launch may be
+// passed by smaller requests of its tenant a bounded number of times.
 //
 // Chunks.  A row is cut at fixed multiples of prefill_chunk_tokens, so that what is computed in one
 // piece never depends on batch mates.  The first piece of a row appends its new tokens; later ones
@@ -19,8 +18,8 @@
 // Copies run before the rows of their launch.  A request with copies only goes into the next launch
 // ahead of everything, so what is submitted after it finds its copies made.
 //
-// Loop thread only.  Does not allocate after sched_create.  Callbacks: fill and lens must not call
-// sched; done may call anything but sched_free and sched_launch_done.
+// Loop thread only.  Does not allocate after sched_create.  fill and lens must not call sched; done
+// may call anything but sched_free and sched_launch_done.
 #ifndef ATTND_SCHEDULER_SCHED_H
 #define ATTND_SCHEDULER_SCHED_H
 
