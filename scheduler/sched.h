@@ -66,8 +66,7 @@ struct sched_req {
     void *user;
     // filled before done: from submit to the first launch, and of all its launches
     uint64_t queue_us, run_us;
-    // private; inline so that a queue never allocates
-    list_node node;
+    list_node node;     // private from here on; inline so that a queue never allocates
     uint64_t seqno;     // order of arrival
     uint64_t launch_no; // the last launch that it is in, 0 = none yet
     uint64_t queued_us;
@@ -87,8 +86,7 @@ typedef struct sched_launch {
     attnd_err err;
     attnd_errinfo info;
     uint64_t run_us;
-    // private
-    uint32_t idx;
+    uint32_t idx; // private
 } sched_launch;
 
 // sched_backend runs launches elsewhere (compute threads, a GPU).  launch takes it and returns at
@@ -116,8 +114,7 @@ typedef struct sched_opts {
 // sched_create makes a scheduler for the backend, which is copied.  The caller owns *out:
 // sched_free.  ATTND_EINVAL when a bound is 0 or over its limit, ATTND_ENOMEM.
 attnd_err sched_create(sched **out, const sched_opts *opts, const sched_backend *backend);
-// sched_free accepts NULL.  Nothing may be queued or running.
-void sched_free(sched *s);
+void sched_free(sched *s); // accepts NULL; nothing may be queued or running
 
 // sched_tenant_share sets the weight of a tenant in the fair share (default 1; 0 counts as 1, more
 // than SCHED_MAX_SHARE as that).
@@ -136,8 +133,8 @@ void sched_cancel(sched *s, sched_req *req);
 // of the ended one run.
 void sched_launch_done(sched *s, sched_launch *launch);
 
-// sched_expire ends requests past their deadline; returns the next deadline, UINT64_MAX = none
-// (or an earlier time than that, never a later one).
+// sched_expire ends requests past their deadline; returns the next one or earlier, UINT64_MAX =
+// none.
 uint64_t sched_expire(sched *s, uint64_t now_ms);
 
 // sched_idle is true when nothing is queued or running.

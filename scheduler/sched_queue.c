@@ -48,11 +48,11 @@ struct sched_queue {
 // A charge is at most MAX_COST * COST_UNIT = 2^46 and a launch makes at most SCHED_MAX_QUEUED =
 // 2^16 of them.  The clock is set back when it passes 2^62, so no virtual time passes 2^62 + 2^62 +
 // lead.
-static const uint64_t COST_UNIT = SCHED_MAX_SHARE;
-static const uint64_t MAX_COST = 1ull << 32; // such as 4096 queries on a million keys
-static const uint64_t MAX_CLOCK = 1ull << 62;
-static const uint64_t MAX_LEAD = 8;
-static const uint64_t NO_LAUNCH = UINT64_MAX;
+#define COST_UNIT ((uint64_t)SCHED_MAX_SHARE)
+#define MAX_COST  (1ull << 32) // such as 4096 queries on a million keys
+#define MAX_CLOCK (1ull << 62)
+#define MAX_LEAD  8
+#define NO_LAUNCH UINT64_MAX
 
 attnd_err sched_queue_create(sched_queue **out, uint32_t max_tenants, uint32_t max_queued) {
     sched_queue *q = calloc(1, sizeof(*q));
@@ -279,16 +279,19 @@ void sched_queue_charge(sched_queue *q, uint32_t tenant_idx, uint64_t cost) {
     }
 }
 
+static void lane_each(lane *l, void (*fn)(void *ctx, sched_req *req), void *ctx) {
+    for (int kind = 0; kind < SCHED_NUM_KINDS; kind++) {
+        LIST_FOREACH (&l->reqs[kind], node) {
+            fn(ctx, LIST_ENTRY(node, sched_req, node));
+        }
+    }
+}
+
 void sched_queue_each(sched_queue *q, void (*fn)(void *ctx, sched_req *req), void *ctx) {
     LIST_FOREACH (&q->active, t_node) {
         const tenant *t = LIST_ENTRY(t_node, tenant, node);
         LIST_FOREACH (&t->lanes, l_node) {
-            lane *l = LIST_ENTRY(l_node, lane, node);
-            for (int kind = 0; kind < SCHED_NUM_KINDS; kind++) {
-                LIST_FOREACH (&l->reqs[kind], r_node) {
-                    fn(ctx, LIST_ENTRY(r_node, sched_req, node));
-                }
-            }
+            lane_each(LIST_ENTRY(l_node, lane, node), fn, ctx);
         }
     }
 }

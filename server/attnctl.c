@@ -20,9 +20,9 @@
 enum { EXIT_ERROR = 1, EXIT_USAGE = 2, EXIT_NOT_READY = 3, EXIT_NO_DAEMON = 4 };
 enum { URL_BYTES = 512, MAX_TIMEOUT_MS = 24 * 3600 * 1000 };
 
-static const char ADMIN_SUFFIX[] = ".admin";
+static const char admin_suffix[] = ".admin";
 
-static const char USAGE[] =
+static const char usage[] =
     "usage: attnctl [-s PATH|URL] [-a PATH|URL] [--json] [--timeout MS] COMMAND\n"
     "\n"
     "  status               state, blocks, scheduler, tenants\n"
@@ -78,7 +78,7 @@ typedef struct ctl {
 } ctl;
 
 static int usage_error(const char *what, const char *which) {
-    fprintf(stderr, "attnctl: %s%s\n\n%s", what, which, USAGE);
+    fprintf(stderr, "attnctl: %s%s\n\n%s", what, which, usage);
     return EXIT_USAGE;
 }
 
@@ -125,7 +125,7 @@ static bool set_urls(ctl *c, const char *socket, const char *admin) {
     if (strncmp(c->url, "ipc://", 6) != 0) {
         return true;
     }
-    return set_url(c->admin_url, socket, has_suffix(socket, ADMIN_SUFFIX) ? "" : ADMIN_SUFFIX);
+    return set_url(c->admin_url, socket, has_suffix(socket, admin_suffix) ? "" : admin_suffix);
 }
 
 // take_word returns what follows the word and a space in words, NULL when it is not the next word.
@@ -179,7 +179,7 @@ static int parse(ctl *c, int argc, char **argv) {
             }
             break;
         case 'h':
-            fputs(USAGE, stdout);
+            fputs(usage, stdout);
             exit(EXIT_SUCCESS);
         default:
             return usage_error("see the options", "");

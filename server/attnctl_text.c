@@ -38,7 +38,10 @@ static bool yes(const cJSON *o, const char *key) {
 static text_buf printable(const char *s) {
     text_buf buf = {""};
     for (size_t i = 0; i + 1 < sizeof(buf.s) && s[i]; i++) {
-        buf.s[i] = s[i] >= ' ' && s[i] <= '~' ? s[i] : '?';
+        buf.s[i] = s[i];
+        if (s[i] < ' ' || s[i] > '~') {
+            buf.s[i] = '?';
+        }
     }
     return buf;
 }
