@@ -22,21 +22,31 @@
 // by LSE, Dao 2023 (arXiv 2307.08691) and Flash-Decoding; RoPE, Su et al. 2021 (arXiv 2104.09864),
 // eq. 34; ALiBi, Press et al. 2021 (arXiv 2108.12409); FlashAttention-2's bottom-right causal rule.
 //
-// flash_attn_with_kvcache, argument by argument:
-//     q                    rows[].q, stride_q_*          k_cache, v_cache  params.pool +
-//     rows[].k_offset, v_offset k, v                 rows[].k_new, v_new, new_len (NULL and 0:
-//     nothing is appended) rotary_cos, _sin     rows[].rope: inv_freq, so that no table bounds the
-//     length rotary_interleaved   rope.interleaved              rotary_seqlens    rows[].positions
-//     cache_seqlens        rows[].kv_len - new_len (kv_len counts the appended tokens)
-//     cache_batch_idx      the caller's choice of rows[].table
-//     cache_leftpad        refused: a sequence starts at its first table entry; start there
-//     block_table          rows[].table (a contiguous cache is one block of block_tokens >= kv_len)
-//     softmax_scale        rows[].scale (0 = 1 / sqrt(head_dim))
-//     causal, window_size  rows[].flags, window_left, window_right (-1 = unbounded)
-//     softcap, alibi_slopes rows[].softcap, alibi_slopes   sinks (s_aux)     rows[].sinks
-//     num_splits           params.num_splits (0 = attn_plan decides)
-//     return_softmax_lse   rows[].lse not NULL           q/k/v_descale     rows[].k_scale, v_scale
-//     (KV only)
+// flash_attn_with_kvcache, argument by argument, and what stands here for it:
+//     q                       rows[].q, stride_q_token, stride_q_head
+//     k_cache, v_cache        params.pool + rows[].k_offset, v_offset
+//     k, v                    rows[].k_new, v_new, new_len; None is new_len = 0
+//     qv                      refused: there is no such field
+//     rotary_cos, rotary_sin  rows[].rope: inv_freq, so that no table bounds the length
+//     rotary_interleaved      rows[].rope->interleaved
+//     rotary_seqlens          rows[].q_positions, k_positions
+//     cache_seqlens           rows[].kv_len - new_len: kv_len counts the appended tokens
+//     cache_batch_idx         the caller's choice of rows[].table
+//     cache_leftpad           refused: a sequence starts at its first table entry
+//     block_table             rows[].table; contiguous is one block of block_tokens >= kv_len
+//     cu_seqlens_q, max_...   rows[].q and q_len: a batch is always ragged
+//     softmax_scale           rows[].scale; None is 0, 1 / sqrt(head_dim)
+//     causal                  rows[].flags, ATTN_CAUSAL
+//     window_size             rows[].window_left, window_right
+//     attention_chunk         refused: no such field; a block mask can say it
+//     softcap                 rows[].softcap
+//     alibi_slopes            rows[].alibi_slopes
+//     s_aux (sinks)           rows[].sinks
+//     q_descale               refused: q is of 16 or 32 bits
+//     k_descale, v_descale    rows[].k_scale, v_scale
+//     num_splits              params.num_splits; 0 = attn_plan decides
+//     pack_gqa                always: the heads of a group are rows of one pass
+//     return_softmax_lse      rows[].lse not NULL
 #ifndef ATTND_ATTENTION_ATTN_H
 #define ATTND_ATTENTION_ATTN_H
 
