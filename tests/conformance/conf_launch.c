@@ -69,7 +69,7 @@ static void *take_tensor(conf_launch *l, int32_t tokens, int32_t heads, int32_t 
                          uint64_t *state) {
     attnd_dtype dtype = l->spec.q_dtype;
     int64_t stride = (int64_t)heads * (dim + PAD) + PAD;
-    int64_t num = tokens * stride - 2 * PAD;
+    int64_t num = tokens * stride - 2ll * PAD;
     void *x = take(l, (size_t)num * attnd_dtype_bytes(dtype));
     memset(x, 0xff, (size_t)num * attnd_dtype_bytes(dtype));
     for (int32_t t = 0; t < tokens; t++) {
@@ -268,7 +268,7 @@ static void set_row(conf_launch *l, uint32_t i, const uint32_t *blocks) {
         row->q = take_tensor(l, row->q_len, spec->q_heads, spec->head_dim, &state);
         row->stride_out_head = spec->v_head_dim + PAD;
         row->stride_out_token = spec->q_heads * row->stride_out_head + PAD;
-        l->out_bytes[i] = (size_t)(row->q_len * row->stride_out_token - 2 * PAD) *
+        l->out_bytes[i] = (size_t)(row->q_len * row->stride_out_token - 2ll * PAD) *
                           attnd_dtype_bytes(spec->q_dtype);
         row->out = take(l, l->out_bytes[i]);
         row->stride_lse_head = row->q_len + PAD;
@@ -347,19 +347,28 @@ void conf_launch_reset(conf_launch *l) {
     }
 }
 
-// is_untouched says that [tokens, heads, dim] of elements holds only canaries outside the tokens
-// [first, end) and their values.
-static bool is_untouched(const unsigned char *base, size_t bytes, uint32_t element, int64_t stride,
-                         int32_t heads, int64_t stride_head, int32_t dim, int64_t first,
-                         int64_t end) {
-    for (size_t b = 0; b < bytes; b++) {
-        int64_t i = (int64_t)(b / element);
-        int64_t token = i / stride;
-        int64_t head = i % stride / stride_head;
-        bool is_output =
-            token >= first && token < end && head < heads && i % stride % stride_head < dim;
-        if (!is_output && base[b] != CANARY) {
-            return false;
+// area is an output [outer, inner, width] of which outer indices [first, end) and the first inner
+// and width elements may be written.
+typedef struct area {
+    const unsigned char *base;
+    size_t bytes;
+    int64_t element; // bytes
+    int64_t stride_outer, stride_inner;
+    int64_t first, end, inner, width;
+} area;
+
+// is_untouched says that an area holds only canaries outside what may be written.
+static bool is_untouched(const area *a) {
+    int64_t num = (int64_t)a->bytes / a->element;
+    for (int64_t i = 0; i < num; i++) {
+        int64_t outer = i / a->stride_outer;
+        int64_t inner = i % a->stride_outer / a->stride_inner;
+        bool is_output = outer >= a->first && outer < a->end && inner < a->inner &&
+                         i % a->stride_outer % a->stride_inner < a->width;
+        for (int64_t b = 0; b < a->element && !is_output; b++) {
+            if (a->base[i * a->element + b] != CANARY) {
+                return false;
+            }
         }
     }
     return true;
@@ -368,22 +377,37 @@ static bool is_untouched(const unsigned char *base, size_t bytes, uint32_t eleme
 bool conf_launch_is_intact(const conf_launch *l) {
     for (uint32_t i = 0; i < l->spec.num_rows; i++) {
         const attn_row *row = &l->rows[conf_launch_row(l, i)];
-        int32_t end = row->q_first + row->q_count;
-        if (row->out && !is_untouched(row->out, l->out_bytes[i], attnd_dtype_bytes(l->spec.q_dtype),
-                                      row->stride_out_token, l->spec.q_heads, row->stride_out_head,
-                                      l->spec.v_head_dim, row->q_first, end)) {
-            return false;
-        }
-        // lse is [q_heads, q_len]: heads play the tokens, tokens the dim
-        const unsigned char *lse = (const unsigned char *)row->lse;
-        for (int32_t h = 0; lse && h < l->spec.q_heads; h++) {
-            for (int32_t t = 0; t < row->stride_lse_head; t++) {
-                size_t at = (size_t)(h * row->stride_lse_head + t) * sizeof(float);
-                bool is_output = t >= row->q_first && t < end;
-                if (at < l->lse_bytes[i] && !is_output && lse[at] != CANARY) {
-                    return false;
-                }
+        area out = {.base = row->out,
+                    .bytes = row->out ? l->out_bytes[i] : 0,
+                    .element = attnd_dtype_bytes(l->spec.q_dtype),
+                    .stride_outer = row->stride_out_token,
+                    .stride_inner = row->stride_out_head,
+                    .first = row->q_first,
+                    .end = row->q_first + row->q_count,
+                    .inner = l->spec.q_heads,
+                    .width = l->spec.v_head_dim};
+        // [q_heads, q_len]: the chunk is a range of width, so what lies before it is looked at
+        // apart.
+        area lse = {.base = (const unsigned char *)row->lse,
+                    .bytes = row->lse ? l->lse_bytes[i] : 0,
+                    .element = sizeof(float),
+                    .stride_outer = row->stride_lse_head,
+                    .stride_inner = row->stride_lse_head,
+                    .end = l->spec.q_heads,
+                    .inner = 1,
+                    .width = row->q_first + row->q_count};
+        for (int32_t h = 0; h < l->spec.q_heads && row->lse && row->q_first > 0; h++) {
+            area before = {.base = (const unsigned char *)(row->lse + h * row->stride_lse_head),
+                           .bytes = (size_t)row->q_first * sizeof(float),
+                           .element = sizeof(float),
+                           .stride_outer = row->q_first,
+                           .stride_inner = row->q_first};
+            if (!is_untouched(&before)) {
+                return false;
             }
+        }
+        if (!is_untouched(&out) || !is_untouched(&lse)) {
+            return false;
         }
     }
     return true;

@@ -156,41 +156,66 @@ static int64_t count_different(const conf_oracle *o, const conf_launch *l) {
     return count;
 }
 
+// place is a token of a row: by its number in the row, and by its place in the oracle.
+typedef struct place {
+    uint32_t row;
+    int64_t token;
+    int64_t index, total;
+} place;
+
+static char wrong_text[256];
+
+static const char *check_out(const conf_oracle *o, const conf_launch *l, const place *at,
+                             int32_t h) {
+    const attn_shape *s = &l->params.shape;
+    const attn_row *row = &l->params.rows[at->row];
+    double bound = o->out_bound[at->row];
+    for (int32_t d = 0; d < s->v_head_dim; d++) {
+        int64_t i = at->token * row->stride_out_token + h * row->stride_out_head + d;
+        double got = attnd_load(row->out, s->q_dtype, (uint64_t)i);
+        double want = o->out[(at->index * s->q_heads + h) * s->v_head_dim + d];
+        double error = fabs(got - want);
+        conf_worst_ratio = fmax(conf_worst_ratio, error / bound);
+        if (!(error <= bound)) {
+            snprintf(wrong_text, sizeof(wrong_text),
+                     "row %u token %lld head %d dim %d: out %.9g, reference %.9g, error %.3g, "
+                     "bound %.3g",
+                     at->row, (long long)at->token, h, d, got, want, error, bound);
+            return wrong_text;
+        }
+    }
+    return NULL;
+}
+
+static const char *check_lse(const conf_oracle *o, const conf_launch *l, const place *at,
+                             int32_t h) {
+    const attn_row *row = &l->params.rows[at->row];
+    double got = (double)row->lse[h * row->stride_lse_head + at->token];
+    double want = o->lse[h * at->total + at->index];
+    double size = fmax(1, fabs(want) + log(fmax(1, row->kv_len)));
+    double bound = 2 * o->lse_error[at->row] + (isfinite(want) ? 4 * ulp_at(ATTND_F32, size) : 0);
+    if (got == want || fabs(got - want) <= bound) {
+        return NULL;
+    }
+    snprintf(wrong_text, sizeof(wrong_text),
+             "row %u token %lld head %d: lse %.9g, reference %.9g, bound %.3g", at->row,
+             (long long)at->token, h, got, want, bound);
+    return wrong_text;
+}
+
+// check_row compares a row whose first token is at index first of the oracle.
 static const char *check_row(const conf_oracle *o, const conf_launch *l, uint32_t r, int64_t first,
                              int64_t total) {
-    static char text[256];
-    const attn_shape *s = &l->params.shape;
     const attn_row *row = &l->params.rows[r];
     for (int32_t n = 0; n < row->q_count; n++) {
-        int64_t token = row->q_first + n;
-        for (int32_t h = 0; h < s->q_heads; h++) {
-            for (int32_t d = 0; d < s->v_head_dim; d++) {
-                double got = attnd_load(
-                    row->out, s->q_dtype,
-                    (uint64_t)(token * row->stride_out_token + h * row->stride_out_head + d));
-                double want = o->out[((first + n) * s->q_heads + h) * s->v_head_dim + d];
-                double error = fabs(got - want);
-                conf_worst_ratio = fmax(conf_worst_ratio, error / o->out_bound[r]);
-                if (!(error <= o->out_bound[r])) {
-                    snprintf(text, sizeof(text),
-                             "row %u token %lld head %d dim %d: out %.9g, reference %.9g, error "
-                             "%.3g, bound %.3g",
-                             r, (long long)token, h, d, got, want, error, o->out_bound[r]);
-                    return text;
-                }
+        place at = {.row = r, .token = row->q_first + n, .index = first + n, .total = total};
+        for (int32_t h = 0; h < l->params.shape.q_heads; h++) {
+            const char *wrong = check_out(o, l, &at, h);
+            if (!wrong && row->lse) {
+                wrong = check_lse(o, l, &at, h);
             }
-            if (!row->lse) {
-                continue;
-            }
-            double got = (double)row->lse[h * row->stride_lse_head + token];
-            double want = o->lse[h * total + first + n];
-            double size = fmax(1, fabs(want) + log(fmax(1, row->kv_len)));
-            double bound = 2 * o->lse_error[r] + (isfinite(want) ? 4 * ulp_at(ATTND_F32, size) : 0);
-            if (got != want && !(fabs(got - want) <= bound)) {
-                snprintf(text, sizeof(text),
-                         "row %u token %lld head %d: lse %.9g, reference %.9g, bound %.3g", r,
-                         (long long)token, h, got, want, bound);
-                return text;
+            if (wrong) {
+                return wrong;
             }
         }
     }

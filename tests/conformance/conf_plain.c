@@ -35,7 +35,7 @@ static void append(const attn_params *p, const attn_row *row, int32_t t, int32_t
     const attn_shape *s = &p->shape;
     int32_t key = row->kv_len - row->new_len + t;
     int32_t slot = key % s->block_tokens;
-    float x[ATTN_MAX_HEAD_DIM];
+    float x[ATTN_MAX_HEAD_DIM] = {0};
     for (int32_t d = 0; d < s->head_dim; d++) {
         x[d] = (float)attnd_load(
             row->k_new, s->q_dtype,
@@ -123,7 +123,7 @@ static void load_head(head *hd, const attn_params *p, const attn_row *row, int32
 static void load_logits(head *hd, const attn_params *p, const attn_row *row, int32_t i, int32_t h,
                         conf_order order) {
     const attn_shape *s = &p->shape;
-    float q[ATTN_MAX_HEAD_DIM];
+    float q[ATTN_MAX_HEAD_DIM] = {0};
     float terms[ATTN_MAX_HEAD_DIM];
     for (int32_t d = 0; d < s->head_dim; d++) {
         q[d] = (float)attnd_load(row->q, s->q_dtype,

@@ -221,7 +221,8 @@ enum { NUM_FEATURES = 15 };
 // Each feature with each other, and alone on the diagonal.
 START_TEST(every_pair_of_features_matches_the_reference) {
     for (int other = 0; other <= _i; other++) {
-        conf_spec spec = base(all_types[(_i + other) % NUM_TYPES], (uint64_t)(_i * 64 + other));
+        conf_spec spec =
+            base(all_types[(_i + other) % NUM_TYPES], (uint64_t)_i * 64 + (uint64_t)other);
         spec.features = 1u << _i | 1u << other;
         if (spec.features & (CONF_ROPE_INTERLEAVED | CONF_POSITIONS)) {
             spec.features |= CONF_ROPE;
@@ -239,7 +240,7 @@ START_TEST(every_size_of_logits_matches_the_reference) {
     static const uint32_t features[] = {0, CONF_SOFTCAP, CONF_ALIBI | CONF_SINKS,
                                         CONF_SOFTCAP | CONF_ALIBI | CONF_ROPE};
     for (int f = 0; f < 4; f++) {
-        conf_spec spec = base(all_types[_i / NUM_LOGITS], (uint64_t)(_i * 4 + f));
+        conf_spec spec = base(all_types[_i / NUM_LOGITS], (uint64_t)_i * 4 + (uint64_t)f);
         spec.logit = logits[_i % NUM_LOGITS];
         spec.has_twins = _i % NUM_LOGITS >= NUM_SMALL_LOGITS;
         spec.features = CONF_CAUSAL | features[f];
@@ -301,7 +302,7 @@ enum { NUM_RANDOM_TESTS = 16, LAUNCHES_PER_TEST = 10 };
 START_TEST(random_launches_match_the_reference) {
     int num = LAUNCHES_PER_TEST * (is_long() ? 20 : 1);
     for (int i = 0; i < num; i++) {
-        conf_spec spec = random_spec(first_seed + (uint64_t)(_i * num + i));
+        conf_spec spec = random_spec(first_seed + (uint64_t)_i * (uint64_t)num + (uint64_t)i);
         check_spec(&spec);
     }
 }
@@ -437,6 +438,34 @@ START_TEST(chunks_change_nothing) {
 }
 END_TEST
 
+// An engine without room for states folds every row: slower, but the same bits.
+START_TEST(room_for_states_changes_nothing) {
+    conf_spec spec = ragged(all_types[_i]);
+    spec.rows[5].kv_len = 5000;
+    conf_launch_init(&launch, &spec);
+    for (int isa = 0; isa < NUM_ISAS; isa++) {
+        if (!engines[isa][0]) {
+            continue;
+        }
+        attn_cpu *small = NULL;
+        attn_cpu_opts opts = {
+            .num_threads = 2, .max_rows = 256, .scratch_bytes = 8 << 20, .isa = isas[isa]};
+        ATTND_CK_OK(attn_cpu_create(&small, &opts, NULL));
+        for (int32_t splits = 0; splits <= 7; splits += 7) {
+            run(engines[isa][1], &launch, splits, splits == 0);
+            outputs spread = copy_outputs(&launch);
+            run(small, &launch, splits, splits == 0);
+            outputs folded = copy_outputs(&launch);
+            ck_assert_msg(memcmp(spread.bytes, folded.bytes, spread.num) == 0, "%s", isas[isa]);
+            free(spread.bytes);
+            free(folded.bytes);
+        }
+        attn_cpu_free(small);
+    }
+    conf_launch_fini(&launch);
+}
+END_TEST
+
 // Blocks that the mask hides from all queries lie on inaccessible pages.
 START_TEST(hidden_blocks_are_never_read) {
     conf_spec spec = base(all_types[_i], 17);
@@ -506,7 +535,7 @@ START_TEST(seventy_thousand_rows_run_in_several_launches) {
     spec.num_rows = 1;
     spec.rows[0] = (conf_row){20, 1, 0, 0, 1};
     attn_row *rows = calloc(NUM, sizeof(*rows));
-    int64_t width = spec.q_heads * (spec.v_head_dim + 8);
+    int64_t width = (int64_t)spec.q_heads * (spec.v_head_dim + 8);
     uint16_t *out = calloc(NUM, (size_t)width * sizeof(*out));
     for (int isa = 0; isa < NUM_ISAS; isa++) {
         if (!engines[isa][0]) {
@@ -532,7 +561,7 @@ START_TEST(seventy_thousand_rows_run_in_several_launches) {
         const uint16_t *want = launch.rows[0].out;
         for (int64_t i = 0; i < NUM; i++) {
             for (int32_t h = 0; h < spec.q_heads; h++) {
-                int64_t at = h * (spec.v_head_dim + 8);
+                int64_t at = (int64_t)h * (spec.v_head_dim + 8);
                 ck_assert_mem_eq(out + i * width + at, want + at, 16);
             }
         }
@@ -612,7 +641,14 @@ static Suite *suite(void) {
     Suite *s = suite_create("conformance_cpu");
     const char *seed = getenv("ATTND_SEED");
     first_seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL) * 1000;
-    printf("ATTND_SEED=%llu\n", (unsigned long long)first_seed);
+    printf("ATTND_SEED=%llu, instruction sets:", (unsigned long long)first_seed);
+    for (int i = 0; i < NUM_ISAS; i++) {
+        uint32_t features = 0;
+        bool is_here =
+            attn_cpu_features_of(&features, isas[i], attn_cpu_detect(), NULL) == ATTND_OK;
+        printf("%s%s", is_here ? " " : "", is_here ? isas[i] : "");
+    }
+    printf("\n");
     TCase *c = add_case(s, "shapes");
     tcase_add_loop_test(c, plain_launches_match_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, every_head_dim_matches_the_reference, 0, NUM_TYPES);
@@ -631,6 +667,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(c, the_place_of_blocks_changes_nothing, 0, NUM_TYPES);
     tcase_add_loop_test(c, batch_mates_change_nothing, 0, NUM_TYPES);
     tcase_add_loop_test(c, chunks_change_nothing, 0, NUM_TYPES);
+    tcase_add_loop_test(c, room_for_states_changes_nothing, 0, NUM_TYPES);
     tcase_add_loop_test(c, hidden_blocks_are_never_read, 0, NUM_TYPES);
     tcase_add_loop_test(c, a_nan_in_live_data_stays_in_its_row, 0, NUM_TYPES);
     return s;

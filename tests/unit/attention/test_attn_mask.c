@@ -67,17 +67,23 @@ START_TEST(spans_hold_the_keys_that_causal_and_window_show) {
 }
 END_TEST
 
+// want_bits is what attn_mask_bits should return.
+static uint64_t want_bits(const attn_row *row, int32_t i, int32_t key, int32_t count) {
+    uint64_t want = 0;
+    for (int32_t b = 0; b < count; b++) {
+        want |= (uint64_t)sees(row, i, key + b) << b;
+    }
+    return want;
+}
+
 START_TEST(bits_are_the_keys_that_a_token_sees) {
     for (int n = 0; n < NUM_ROWS; n++) {
         attn_row row = random_row();
         for (int32_t i = 0; i < row.q_len; i += 1 + below(20)) {
             for (int32_t key = 0; key < row.kv_len; key += 1 + below(50)) {
                 int32_t count = 1 + below(64);
-                uint64_t want = 0;
-                for (int32_t b = 0; b < count; b++) {
-                    want |= (uint64_t)sees(&row, i, key + b) << b;
-                }
-                ck_assert_uint_eq(attn_mask_bits(&row, i, key, count), want);
+                ck_assert_uint_eq(attn_mask_bits(&row, i, key, count),
+                                  want_bits(&row, i, key, count));
             }
         }
     }

@@ -24,7 +24,7 @@ static void run(void) {
 // seen returns the keys that query row i saw, a bit each.
 static uint32_t seen(int32_t i) {
     double num = isinf(lse[i]) ? 0 : round(exp(lse[i]));
-    return (uint32_t)round(out[i * TINY_DIM] * num);
+    return (uint32_t)round(out[(size_t)i * TINY_DIM] * num);
 }
 
 START_TEST(one_key_gives_its_value_and_its_logit) {
