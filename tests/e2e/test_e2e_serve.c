@@ -59,7 +59,7 @@ START_TEST(a_batch_of_ragged_sequences_is_packed_in_step_order) {
     }
     play_step step;
     for (int round = 0; round < 3; round++) {
-        ATTND_CK_OK(play_step_open(&c, &m, parts, 5, 1000, &step, NULL));
+        ATTND_CK_OK(play_step_open(&c, &m, parts, 5, 60000, &step, NULL));
         play_attend(&c, &step, 1); // any order of layers
         play_attend(&c, &step, 0);
         play_attend(&c, &step, 1); // again: the same slots
