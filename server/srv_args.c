@@ -19,10 +19,7 @@ static attnd_err add_listen(srv_args *args, const char *url, attnd_errinfo *info
     if (used + 1 + strlen(url) + 1 > sizeof(args->listen)) {
         return attnd_fail(info, ATTND_EINVAL, "listen", "the URLs of --listen are too long");
     }
-    if (used) {
-        strcat(args->listen, " ");
-    }
-    strcat(args->listen, url);
+    snprintf(args->listen + used, sizeof(args->listen) - used, "%s%s", used ? " " : "", url);
     return ATTND_OK;
 }
 

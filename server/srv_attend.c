@@ -123,10 +123,11 @@ static attnd_err check_layer(const srv_step *step, uint32_t idx, attnd_errinfo *
     return ATTND_OK;
 }
 
+// read_tensor reads a tensor of [rows, heads, dim] of the model's type.
 static attnd_err read_tensor(const srv_request *rq, const char *field, const proto_tensor *t,
-                             uint64_t rows, uint32_t heads, uint32_t dim, size_t fixed,
-                             const void **out, int64_t stride[2], attnd_errinfo *info) {
-    proto_tensor_shape shape = {rows, heads, dim, rq->attend.step->model->dtype};
+                             proto_tensor_shape shape, size_t fixed, const void **out,
+                             int64_t stride[2], attnd_errinfo *info) {
+    shape.dtype = rq->attend.step->model->dtype;
     return proto_read_tensor(rq->msg, field, t, &shape, fixed, out, &stride[0], &stride[1], info);
 }
 
@@ -142,11 +143,11 @@ static attnd_err read_kv(srv_request *rq, const srv_attend_ask *ask, attnd_errin
         return attnd_fail(info, ATTND_EINVAL, ask->k->off ? "k" : "v",
                           "nothing is appended to layer %u: it must be NULL", ask->layer);
     }
-    attnd_err err = read_tensor(rq, "k", ask->k, step->new_rows, m->kv_heads, m->head_dim,
-                                ask->fixed, &a->k, a->k_stride, info);
+    proto_tensor_shape k = {.rows = step->new_rows, .heads = m->kv_heads, .dim = m->head_dim};
+    proto_tensor_shape v = {.rows = step->new_rows, .heads = m->kv_heads, .dim = m->v_head_dim};
+    attnd_err err = read_tensor(rq, "k", ask->k, k, ask->fixed, &a->k, a->k_stride, info);
     if (!err) {
-        err = read_tensor(rq, "v", ask->v, step->new_rows, m->kv_heads, m->v_head_dim, ask->fixed,
-                          &a->v, a->v_stride, info);
+        err = read_tensor(rq, "v", ask->v, v, ask->fixed, &a->v, a->v_stride, info);
     }
     if (!err && appends && (!a->k || !a->v)) {
         err = attnd_fail(info, ATTND_EINVAL, a->k ? "v" : "k", "%u new tokens are to be appended",
@@ -171,8 +172,8 @@ static attnd_err read_ask(srv_request *rq, srv_step *step, const srv_attend_ask 
     a->layer = ask->layer;
     a->flags = ask->flags;
     a->done = ask->done;
-    err = read_tensor(rq, "q", ask->q, step->rows, m->q_heads, m->head_dim, ask->fixed, &a->q,
-                      a->q_stride, info);
+    proto_tensor_shape q = {.rows = step->rows, .heads = m->q_heads, .dim = m->head_dim};
+    err = read_tensor(rq, "q", ask->q, q, ask->fixed, &a->q, a->q_stride, info);
     if (!err && step->rows && !a->q) {
         err = attnd_fail(info, ATTND_EINVAL, "q", "%u rows are to be attended", step->rows);
     }

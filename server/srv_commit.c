@@ -31,10 +31,17 @@ static attnd_err no_room(attnd_errinfo *info) {
                       "the paths need more memory than a step has");
 }
 
+// moves_of returns where the moves are listed: in what is left of the step's memory.
+static kv_copy *moves_of(const srv_step *step) {
+    return (kv_copy *)(void *)(step->memory + step->memory_used);
+}
+
 // read_path copies a path and lists the moves that it takes, behind those of earlier sequences.
 static attnd_err read_path(srv_core *core, srv_step *step, const srv_request *rq, uint32_t i,
-                           uint32_t off, size_t fixed, kv_copy *moves, uint32_t max_moves,
-                           attnd_errinfo *info) {
+                           uint32_t off, size_t fixed, attnd_errinfo *info) {
+    kv_copy *moves = moves_of(step);
+    size_t room = core->steps.memory_bytes - step->memory_used;
+    uint32_t max_moves = (uint32_t)(room / sizeof(*moves));
     uint32_t num = step->accepted[i] - step->kv_seqs[i].cached;
     uint32_t path[PROTO_MAX_TREE_ROWS];
     const void *in;
@@ -71,10 +78,7 @@ static attnd_err read_entries(srv_core *core, srv_step *step, const srv_request 
     if (!step->accepted) {
         return no_room(info);
     }
-    size_t room = core->steps.memory_bytes - step->memory_used;
-    kv_copy *moves = (kv_copy *)(void *)(step->memory + step->memory_used);
-    uint32_t max_moves = (uint32_t)(room / sizeof(*moves));
-    step->copies = moves;
+    step->copies = moves_of(step);
     step->num_copies = 0;
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < step->num_seqs && !err; i++) {
@@ -83,7 +87,7 @@ static attnd_err read_entries(srv_core *core, srv_step *step, const srv_request 
         err = check_accepted(step, i, &in, info);
         step->accepted[i] = in.accepted;
         if (!err && in.path_off) {
-            err = read_path(core, step, rq, i, in.path_off, fixed, moves, max_moves, info);
+            err = read_path(core, step, rq, i, in.path_off, fixed, info);
         }
     }
     return err;

@@ -48,8 +48,8 @@ typedef struct srv_models {
     uint32_t max;
 } srv_models;
 
-attnd_err srv_models_init(srv_models *m, uint32_t max);
-void srv_models_fini(srv_models *m);
+attnd_err srv_models_init(srv_models *t, uint32_t max);
+void srv_models_fini(srv_models *t);
 
 // srv_model_parse reads the JSON body of model_open into a new model, checked whole, with its
 // groups and shape filled in.  default_block_tokens is the daemon's.  The caller owns *out:
@@ -68,13 +68,13 @@ bool srv_model_equal(const srv_model *a, const srv_model *b);
 // srv_models_put gives the model to the table under the cache's index.  A model that is there
 // already and equal stays, and the given one is freed; an unequal one is ATTND_EEXIST and nothing
 // is taken.
-attnd_err srv_models_put(srv_models *m, uint32_t index, srv_model *model, const attn_shape *shape,
+attnd_err srv_models_put(srv_models *t, uint32_t index, srv_model *model, const attn_shape *shape,
                          attnd_errinfo *info);
 
 // srv_models_sweep forgets the models that the cache has forgotten.
-void srv_models_sweep(srv_models *m, const kv_cache *kv);
+void srv_models_sweep(srv_models *t, const kv_cache *kv);
 
 // srv_models_get returns the model of an index, NULL when it is none or another tenant's.
-const srv_model *srv_models_get(const srv_models *m, uint32_t index, uint32_t tenant);
+const srv_model *srv_models_get(const srv_models *t, uint32_t index, uint32_t tenant);
 
 #endif

@@ -79,7 +79,7 @@ struct srv_request {
 
 // srv_reply_empty, _bytes and _error answer a request and give it back to the transport.
 void srv_reply_empty(srv_request *rq);
-void srv_reply_bytes(srv_request *rq, const void *body, size_t bytes);
+void srv_reply_bytes(srv_request *rq, const void *bytes, size_t num_bytes);
 // srv_reply_error sends code with what info says; info may be NULL.
 void srv_reply_error(srv_request *rq, attnd_err code, const attnd_errinfo *info);
 

@@ -86,8 +86,8 @@ typedef struct srv_steps {
     uint8_t *memory;
 } srv_steps;
 
-attnd_err srv_steps_init(srv_steps *steps, uint32_t max, uint32_t max_seqs, size_t memory_bytes);
-void srv_steps_fini(srv_steps *steps);
+attnd_err srv_steps_init(srv_steps *t, uint32_t max, uint32_t max_seqs, size_t memory_bytes);
+void srv_steps_fini(srv_steps *t);
 
 // srv_step_take takes a step from the pool for num_seqs sequences, all zero.  ATTND_EBUSY.
 attnd_err srv_step_take(srv_core *core, srv_session *session, uint32_t num_seqs, srv_step **out,

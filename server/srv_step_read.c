@@ -30,23 +30,30 @@ attnd_err srv_step_set_lens(srv_core *core, srv_step *step, uint32_t i, uint32_t
     return ATTND_OK;
 }
 
+// reader is a message that a step is read from.
+typedef struct reader {
+    srv_core *core;
+    srv_step *step;
+    proto_view msg;
+    size_t fixed; // bytes of the body in front of the arrays
+} reader;
+
 // copy_array copies an array of the message into the step's memory.  *out = NULL when off is 0.
-static attnd_err copy_array(srv_core *core, srv_step *step, const srv_request *rq,
-                            const char *field, uint32_t off, uint64_t bytes, size_t fixed,
+static attnd_err copy_array(const reader *in, const char *field, uint32_t off, uint64_t bytes,
                             void **out, attnd_errinfo *info) {
-    const void *in = NULL;
+    const void *array = NULL;
     *out = NULL;
-    attnd_err err = proto_array(rq->msg, field, off, bytes, 1, fixed, &in, info);
-    if (err || !in) {
+    attnd_err err = proto_array(in->msg, field, off, bytes, 1, in->fixed, &array, info);
+    if (err || !array) {
         return err;
     }
-    *out = srv_step_alloc(core, step, bytes);
+    *out = srv_step_alloc(in->core, in->step, bytes);
     if (!*out) {
         return attnd_fail(info, ATTND_EMSGSIZE, field,
                           "positions, masks and paths of a step have over %llu bytes",
-                          (unsigned long long)core->conf.step_bytes);
+                          (unsigned long long)in->core->conf.step_bytes);
     }
-    proto_copy(*out, in, bytes);
+    proto_copy(*out, array, bytes);
     return ATTND_OK;
 }
 
@@ -54,8 +61,8 @@ attnd_err srv_step_read_positions(srv_core *core, srv_step *step, const srv_requ
                                   uint32_t off, size_t fixed, attnd_errinfo *info) {
     void *copy;
     uint32_t rows = step->seqs[i].rows;
-    attnd_err err = copy_array(core, step, rq, "positions_off", off,
-                               (uint64_t)rows * sizeof(int32_t), fixed, &copy, info);
+    attnd_err err = copy_array(&(reader){core, step, rq->msg, fixed}, "positions_off", off,
+                               (uint64_t)rows * sizeof(int32_t), &copy, info);
     const int32_t *positions = copy;
     for (uint32_t r = 0; !err && positions && r < rows; r++) {
         if (positions[r] < 0) {
@@ -68,8 +75,8 @@ attnd_err srv_step_read_positions(srv_core *core, srv_step *step, const srv_requ
     return err;
 }
 
-static attnd_err read_tree(srv_core *core, srv_step *step, const srv_request *rq, uint32_t i,
-                           uint32_t off, size_t fixed, attnd_errinfo *info) {
+static attnd_err read_tree(const reader *in, uint32_t i, uint32_t off, attnd_errinfo *info) {
+    const srv_step *step = in->step;
     uint64_t rows = step->seqs[i].rows;
     if (off && (!step->kv_seqs[i].new_len || rows > PROTO_MAX_TREE_ROWS)) {
         return attnd_fail(info, ATTND_EINVAL, "tree_off",
@@ -77,8 +84,8 @@ static attnd_err read_tree(srv_core *core, srv_step *step, const srv_request *rq
                           i, step->kv_seqs[i].new_len);
     }
     void *copy;
-    attnd_err err = copy_array(core, step, rq, "tree_off", off,
-                               rows * ((rows + 63) / 64) * sizeof(uint64_t), fixed, &copy, info);
+    attnd_err err =
+        copy_array(in, "tree_off", off, rows * ((rows + 63) / 64) * sizeof(uint64_t), &copy, info);
     step->seqs[i].tree = copy;
     return err;
 }
@@ -103,7 +110,7 @@ static attnd_err read_seq(srv_core *core, srv_step *step, const srv_request *rq,
         err = srv_step_read_positions(core, step, rq, i, in->positions_off, fixed, info);
     }
     if (!err) {
-        err = read_tree(core, step, rq, i, in->tree_off, fixed, info);
+        err = read_tree(&(reader){core, step, rq->msg, fixed}, i, in->tree_off, info);
     }
     return err;
 }
