@@ -13,6 +13,7 @@
 // The plain runs are made as far as they are needed: none when err is within the ulp, one order
 // after another until its bound covers err, the neighbours last.  So the verdict is that of the
 // full bound, at a fraction of its cost, and the bound reported with an error may be a lower one.
+// Behind 20 lost appeals there are no more: the run has failed, and is to end soon.
 #ifndef ATTND_LOAD_BENCH_CHECK_H
 #define ATTND_LOAD_BENCH_CHECK_H
 
