@@ -33,9 +33,10 @@
 #include "server/srv_path.h"
 
 enum {
-    TURN_EVENTS = 512, // handled in one turn of the loop
-    TURN_US = 1000,    // after which no more requests are dispatched in a turn
-    HOP_BYTES = 64,    // REQ ids in front of a message, which NNG counts as part of it
+    TURN_EVENTS = 512,   // handled in one turn of the loop
+    TURN_US = 1000,      // after which no more requests are dispatched in a turn
+    MAX_RECEIVING = 256, // contexts that receive at once
+    HOP_BYTES = 64,      // REQ ids in front of a message, which NNG counts as part of it
 };
 
 typedef enum slot_state { SLOT_IDLE, SLOT_RECEIVING, SLOT_WORKING, SLOT_SENDING } slot_state;
@@ -67,7 +68,7 @@ typedef struct slot {
     size_t bytes;             // of both, as counted in the connection
     slot_state state;
     list_node event; // guarded by lock
-    list_node turn;  // in conn.requests
+    list_node turn;  // in conn.requests, or in srv_nng.idle
 } slot;
 
 typedef struct url {
@@ -87,6 +88,8 @@ struct srv_nng {
     slot *slots; // [num_slots]
     uint32_t num_slots;
     srv_nng_info info;
+    list_node idle; // slots that do nothing; the last one that was used is taken first
+    uint32_t receiving;
     list_node turns;  // connections with requests to dispatch, one from each in turn
     uint64_t refused; // guarded by lock: connections closed because all are taken
 
@@ -177,10 +180,26 @@ static void free_if_unused(srv_nng *t, conn *c) {
 
 // ---- the loop: slots
 
-static void receive(slot *s) {
-    s->state = SLOT_RECEIVING;
-    nng_aio_set_timeout(s->aio, NNG_DURATION_INFINITE);
-    nng_ctx_recv(s->ctx, s->aio);
+// top_up lets idle slots receive.  NNG fills receiving contexts in the order in which they came, so
+// a few that are used again and again stay in the processor's caches, and thousands would not.
+// While any are idle, the loop replaces in each turn what a flood may have taken.
+static void top_up(srv_nng *t) {
+    for (list_node *node; t->receiving < MAX_RECEIVING && (node = list_first(&t->idle));) {
+        slot *s = LIST_ENTRY(node, slot, turn);
+        list_remove(node);
+        s->state = SLOT_RECEIVING;
+        t->receiving++;
+        nng_aio_set_timeout(s->aio, NNG_DURATION_INFINITE);
+        nng_ctx_recv(s->ctx, s->aio);
+    }
+}
+
+static void rest(srv_nng *t, slot *s) {
+    s->state = SLOT_IDLE;
+    list_insert_before(t->idle.next, &s->turn);
+    if (!t->stopping) {
+        top_up(t);
+    }
 }
 
 static void hold_bytes(slot *s, size_t bytes) {
@@ -210,9 +229,7 @@ static void settle(srv_nng *t, slot *s) {
     }
     t->info.in_flight--;
     free_if_unused(t, c);
-    if (!t->stopping) {
-        receive(s);
-    }
+    rest(t, s);
 }
 
 static attnd_err reply_alloc(srv_request *rq, size_t bytes, void **out, attnd_errinfo *info) {
@@ -340,17 +357,14 @@ static conn *live_conn(srv_nng *t, nng_msg *msg) {
 }
 
 static void on_received(srv_nng *t, slot *s) {
-    int rv = nng_aio_result(s->aio);
-    if (rv == NNG_ECLOSED || rv == NNG_ECANCELED) {
-        s->state = SLOT_IDLE;
-        return;
-    }
-    conn *c = rv == 0 ? live_conn(t, nng_aio_get_msg(s->aio)) : NULL;
+    t->receiving--;
+    conn *c = nng_aio_result(s->aio) == 0 ? live_conn(t, nng_aio_get_msg(s->aio)) : NULL;
     if (!c) {
         free_aio_msg(s);
-        receive(s);
+        rest(t, s);
         return;
     }
+    top_up(t);
     memset(&s->rq, 0, sizeof(s->rq));
     s->rq.conn = &c->pub;
     s->rq.arrival_us = attnd_clock_us();
@@ -562,8 +576,9 @@ static attnd_err open_slots(srv_nng *t, attnd_errinfo *info) {
         if (rv != 0) {
             return nng_failed(rv, "a context", info);
         }
-        receive(s);
+        list_append(&t->idle, &s->turn);
     }
+    top_up(t);
     return ATTND_OK;
 }
 
@@ -608,6 +623,7 @@ attnd_err srv_nng_open(srv_nng **out, uv_loop_t *loop, const srv_nng_opts *opts,
     list_init(&t->slot_events);
     list_init(&t->conn_events);
     list_init(&t->turns);
+    list_init(&t->idle);
     attnd_err err = open_socket(t, info);
     if (err) {
         srv_nng_close(t);
