@@ -16,10 +16,11 @@ const char *srv_args_usage(void) {
 
 static attnd_err add_listen(srv_args *args, const char *url, attnd_errinfo *info) {
     size_t used = strlen(args->listen);
-    if (used + 1 + strlen(url) + 1 > sizeof(args->listen)) {
+    size_t room = sizeof(args->listen) - used;
+    int bytes = snprintf(args->listen + used, room, "%s%s", used ? " " : "", url);
+    if (bytes < 0 || (size_t)bytes >= room) {
         return attnd_fail(info, ATTND_EINVAL, "listen", "the URLs of --listen are too long");
     }
-    snprintf(args->listen + used, sizeof(args->listen) - used, "%s%s", used ? " " : "", url);
     return ATTND_OK;
 }
 

@@ -64,6 +64,9 @@ static void read_rope(srv_model *m, proto_obj *o, srv_layer *layer) {
     uint32_t num = 0;
     proto_obj_require(&rope, "inv_freq");
     r.inv_freq = read_floats(m, &rope, "inv_freq", 0, m->head_dim / 2, &num);
+    if (r.inv_freq && num == 0) {
+        proto_obj_fail(&rope, "inv_freq", ATTND_EINVAL, "is empty; null is no RoPE");
+    }
     r.rotary_dim = (int32_t)(2 * num);
     proto_obj_float(&rope, "attention_factor", &r.attention_factor);
     proto_obj_bool(&rope, "interleaved", &r.interleaved);
