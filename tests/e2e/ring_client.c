@@ -1,6 +1,7 @@
 // A ring's other end, in the plainest way.
 #include "tests/e2e/ring_client.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -187,4 +188,52 @@ attnd_err ring_client_call(ring_client *c, uint32_t op, uint64_t id, const void 
         *reply = ring_client_data(c, half + PROTO_BODY);
     }
     return (attnd_err)done.status;
+}
+
+void ring_client_send_rights(ring_client *c, int what, int num) {
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(RING_CLIENT_MAX_RIGHTS * sizeof(int))];
+    } control;
+    struct iovec iov = {"x", 1};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.space,
+                         .msg_controllen = CMSG_SPACE((size_t)num * sizeof(int))};
+    struct cmsghdr *h = CMSG_FIRSTHDR(&msg);
+    h->cmsg_level = SOL_SOCKET;
+    h->cmsg_type = SCM_RIGHTS;
+    h->cmsg_len = CMSG_LEN((size_t)num * sizeof(int));
+    for (int i = 0; i < num; i++) {
+        memcpy(CMSG_DATA(h) + (size_t)i * sizeof(int), &what, sizeof(int));
+    }
+    sendmsg(c->fd, &msg, MSG_NOSIGNAL);
+}
+
+int ring_client_count_fds(pid_t pid) {
+    char name[64];
+    int num = 0;
+    snprintf(name, sizeof(name), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(name);
+    while (dir && readdir(dir)) {
+        num++;
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return num;
+}
+
+int ring_client_count_regions(pid_t pid) {
+    char name[64], line[512];
+    int num = 0;
+    snprintf(name, sizeof(name), "/proc/%d/maps", (int)pid);
+    FILE *f = fopen(name, "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        num += strstr(line, "attnd-ring") != NULL;
+    }
+    if (f) {
+        fclose(f);
+    }
+    return num;
 }

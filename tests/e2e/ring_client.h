@@ -5,10 +5,14 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "proto/proto_ring.h"
 
-enum { RING_CLIENT_SPIN_US = 200 };
+enum {
+    RING_CLIENT_SPIN_US = 200,
+    RING_CLIENT_MAX_RIGHTS = 253, // descriptors of one packet, says the kernel
+};
 
 typedef struct ring_client {
     int fd; // the attach socket; -1 = closed
@@ -56,5 +60,13 @@ static inline uint8_t *ring_client_data(const ring_client *c, uint64_t at) {
 // data area, and waits; *body points at the reply's body (may be NULL).  ATTND_ECONN as above.
 attnd_err ring_client_call(ring_client *c, uint32_t op, uint64_t id, const void *body, size_t bytes,
                            const void **reply);
+
+// ring_client_send_rights sends a packet with num copies of a descriptor, which no client should.
+void ring_client_send_rights(ring_client *c, int what, int num);
+
+// ring_client_count_fds and ring_client_count_regions count what a process has open, and the
+// regions of rings that it has mapped.
+int ring_client_count_fds(pid_t pid);
+int ring_client_count_regions(pid_t pid);
 
 #endif
