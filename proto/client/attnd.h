@@ -1,6 +1,7 @@
 // libattnd: the client library of attnd.  A model runtime opens a session, a model and sequences,
-// and per token does step, one attend a layer, commit.  Calls block; every call may be made from
-// any thread, also at the same time (each has its own request in flight).
+// and per token does step, one attend a layer, commit.  Calls block (attnd_attend_start excepted);
+// every call may be made from any thread, also at the same time (each has its own request in
+// flight).
 //
 //     attnd_client *c;
 //     attnd_connect(&c, "ipc:///run/attnd/attnd.sock", NULL, &info);
@@ -13,16 +14,22 @@
 //         ...);
 //     attnd_step_commit(c, step, &(attnd_accept){.accepted = 1}, 1, NULL, &info);
 //
+// Transports.  The same calls go over NNG messages or over a ring, memory that the client shares
+// with a daemon of the same machine.  A ring costs a copy of q, k, v and one of out; attends
+// through attnd_buffers cost none.
+//
 // Errors.  Each function returns an attnd_err; *info (may be NULL) then names the field and says it
-// in a line.  ATTND_ECONN: no connection, or it was lost (the session and its unkept sequences are
-// gone with it): every later call says so too, until attnd_close and a new attnd_connect.
-// ATTND_ETIMEDOUT: no reply within timeout_ms (of a step, decode or prefill: timeout_ms +
-// deadline_ms).  After either, the outcome of a state-changing call is unknown.  ATTND_EPROTO: the
-// reply is malformed; nothing of it was used.
+// in a line.  ATTND_ECONN: no connection, or it was lost: every later call says so too, until
+// attnd_reconnect.  ATTND_ETIMEDOUT: no reply within timeout_ms (of a step, decode or prefill:
+// timeout_ms + deadline_ms).  After either, the outcome of a state-changing call is unknown.
+// ATTND_EPROTO: the reply is malformed; nothing of it was used.  When the daemon's end of a ring
+// makes no sense, the connection is lost, and every call says ATTND_EPROTO.
 //
 // A call takes one of 64 slots (fewer when the daemon allows fewer requests in flight); when all
 // are taken it waits for one within its timeout.  So does a call that changes state when 63 younger
-// ones were made since the oldest that still has no answer (a step that waits for blocks, say).
+// ones were made since the oldest that still has no answer (a step that waits for blocks, say), and
+// over a ring a call for which its memory has no room left.  Over a ring a request that timed out
+// keeps its slot and its memory until the daemon answers after all.
 #ifndef ATTND_PROTO_CLIENT_ATTND_H
 #define ATTND_PROTO_CLIENT_ATTND_H
 
@@ -38,10 +45,24 @@ extern "C" {
 
 typedef struct attnd_client attnd_client;
 
+typedef enum attnd_transport {
+    ATTND_TRANSPORT_AUTO, // a ring on an ipc:// URL when the daemon gives one, else NNG
+    ATTND_TRANSPORT_NNG,
+    ATTND_TRANSPORT_RING, // or an error; ATTND_ENOTSUP on other URLs
+} attnd_transport;
+
 typedef struct attnd_connect_opts {
     const char *client_name; // for the daemon's log; NULL = the program's name
     const char *tenant;      // NULL = "default"
     int32_t timeout_ms;      // of connecting and of each call; 0 = 30000
+    attnd_transport transport;
+    uint64_t ring_bytes; // memory for requests and replies in flight and buffers; 0 = 32 MiB, or
+                         // the most that the daemon gives if that is less.  A request that does not
+                         // fit with its reply gets ATTND_EMSGSIZE.
+    int32_t spin_us;     // how long one thread of those that wait on a ring watches it before it
+                         // sleeps; 0 = 50, below 0 = not at all
+    uint64_t session;    // re-attaches that session (attnd_get_session); 0 = a new one.
+    uint8_t secret[16];  // ATTND_ESTALE: it is gone; ATTND_EPERM: not its secret
 } attnd_connect_opts;
 
 typedef struct attnd_limits {
@@ -49,13 +70,26 @@ typedef struct attnd_limits {
 } attnd_limits;
 
 // attnd_connect opens a session on an NNG URL.  opts may be NULL.  The caller owns *out:
-// attnd_close, which frees the session's sequences that are not kept; no other call may be running
-// then.  Not in a child of fork when the parent has used the library before: NNG's threads are gone
-// there.
+// attnd_close, which frees the session's sequences that are not kept and calls back what was
+// started with ATTND_ECONN; no other call may be running then, and buffers must have been freed.
+// Over NNG, not in a child of fork when the parent has used it before: its threads are gone there.
 attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect_opts *opts,
                         attnd_errinfo *info);
 void attnd_close(attnd_client *c);
+
+// attnd_reconnect connects again after a loss, which it waits for up to timeout_ms, and offers the
+// session and its secret.  ATTND_OK: the session is attached again with all that was committed, or
+// nothing was lost.  ATTND_ESTALE: there is a new session, and the models, sequences, steps and
+// buffers of the old one are lost; their handles must not be used any more, since the daemon may
+// have given the same ones out again.  So let the threads of a client stop before one of them
+// reconnects.  (A daemon that was restarted always answers so.)  Other errors: still no connection.
+attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info);
+
+// attnd_get_limits is valid until attnd_reconnect.  attnd_get_transport never returns AUTO.
+// attnd_get_session returns the id of the session, and its secret (may be NULL).
 const attnd_limits *attnd_get_limits(const attnd_client *c);
+attnd_transport attnd_get_transport(attnd_client *c);
+uint64_t attnd_get_session(attnd_client *c, uint8_t secret[16]);
 
 // ---- models
 
@@ -122,12 +156,35 @@ typedef struct attnd_step_seq {
     uint32_t committed, cached; // filled by attnd_step_open
 } attnd_step_seq;
 
+typedef struct attnd_accept {
+    uint32_t accepted;    // new tokens that count, cached ones included
+    uint32_t num_path;    // accepted - cached
+    const uint32_t *path; // [num_path], tree rows in ascending order; NULL = the first ones
+} attnd_accept;
+
 typedef struct attnd_step_opts {
     uint32_t deadline_ms; // 0 = do not wait for blocks
+    // A commit of the step before, made first; the fields of its errors begin with "commit.".  When
+    // the step is refused after it, the commit stands.
+    uint64_t commit_step;              // 0 = none
+    const attnd_accept *commit_accept; // [num_commit]
+    uint32_t num_commit;               // sequences of that step
+    uint64_t *request; // gets the request's id for attnd_cancel before it is sent; may be NULL
 } attnd_step_opts;
 
 attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
                           const attnd_step_opts *opts, uint64_t *step, attnd_errinfo *info);
+
+// attnd_block_mask says per query block which KV blocks it sees, ascending.  Query blocks of all
+// sequences follow each other, ceil(rows / q_block) for each.
+typedef struct attnd_block_mask {
+    uint32_t q_block;          // query rows a query block
+    uint32_t num_query_blocks; // of the step
+    const uint32_t *start;     // [num_query_blocks + 1]
+    const uint32_t *kv_blocks; // [start[num_query_blocks]]
+} attnd_block_mask;
+
+typedef struct attnd_buffers attnd_buffers;
 
 // attnd_attend_args: q [rows, q_heads, head_dim], k [new rows, kv_heads, head_dim], v [new rows,
 // kv_heads, v_head_dim] of the model's dtype, dim contiguous.  out [rows, q_heads, v_head_dim] and
@@ -144,6 +201,9 @@ typedef struct attnd_attend_args {
     uint32_t k_stride_token, k_stride_head;
     uint32_t v_stride_token, v_stride_head;
     bool partial;
+    const attnd_block_mask *block_mask; // NULL = none; not of decode and prefill
+    attnd_buffers *buffers;             // instead of q, k, v, out, lse and strides; NULL = those
+    uint64_t *request;                  // as in attnd_step_opts
 } attnd_attend_args;
 
 // attnd_ran says what the daemon ran for an attend.
@@ -155,16 +215,47 @@ typedef struct attnd_ran {
 attnd_err attnd_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
                        attnd_errinfo *info);
 
-typedef struct attnd_accept {
-    uint32_t accepted;    // new tokens that count, cached ones included
-    uint32_t num_path;    // accepted - cached
-    const uint32_t *path; // [num_path], tree rows in ascending order; NULL = the first ones
-} attnd_accept;
+// attnd_attend_start sends an attend and returns; args' arrays must stay until cb was called.
+// ATTND_EBUSY: 64 are started already.  After an error cb is not called.
+//
+// Threads: cb is called by attnd_poll, on the thread that calls that, and nowhere else (by
+// attnd_close for what is left).  It may make any call but attnd_close, attnd_poll included.
+// info is NULL when err is 0; ran is NULL otherwise.
+typedef void attnd_attend_cb(void *ctx, attnd_err err, const attnd_ran *ran,
+                             const attnd_errinfo *info);
+attnd_err attnd_attend_start(attnd_client *c, const attnd_attend_args *args, attnd_attend_cb *cb,
+                             void *ctx, attnd_errinfo *info);
+
+// attnd_poll calls back what has ended, and returns how many.  If there is none it waits up to
+// wait_ms for the first one; at once when nothing is started.
+uint32_t attnd_poll(attnd_client *c, int32_t wait_ms);
+
+// attnd_buffers is memory for attends of up to max_rows query rows and max_new_rows new ones that,
+// over a ring, is shared with the daemon: q, k and v are written there by the caller, contiguous;
+// out and lse (NULL unless asked for) point at the results of the last attend that succeeded, until
+// the next one.  Over NNG it is ordinary memory.  One attend at a time: else ATTND_EBUSY, also
+// while one that timed out has not ended.  Not for decode and prefill (ATTND_ENOTSUP). After
+// attnd_reconnect had to make a new connection: ATTND_ESTALE; only free them then.
+struct attnd_buffers {
+    void *q;          // [max_rows, q_heads, head_dim]
+    void *k, *v;      // [max_new_rows, kv_heads, head_dim], [max_new_rows, kv_heads, v_head_dim]
+    const void *out;  // [rows, q_heads, v_head_dim]
+    const float *lse; // [q_heads, rows]
+    uint32_t max_rows, max_new_rows;
+};
+attnd_err attnd_buffers_create(attnd_client *c, attnd_buffers **out, uint32_t model,
+                               uint32_t max_rows, uint32_t max_new_rows, bool lse,
+                               attnd_errinfo *info);
+void attnd_buffers_free(attnd_buffers *b); // accepts NULL
 
 // attnd_step_commit: accept [num_seqs]; lens [num_seqs] gets the committed lengths (may be NULL).
 attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *accept,
                             uint32_t num_seqs, uint32_t *lens, attnd_errinfo *info);
 attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info);
+
+// attnd_cancel cancels a request of another thread that waits or runs, which then answers
+// ATTND_ECANCELED unless it was faster.
+attnd_err attnd_cancel(attnd_client *c, uint64_t request, attnd_errinfo *info);
 
 // attnd_decode and attnd_prefill are step, attend and commit of a model with one layer in one
 // message; args->step and layer are ignored.  lens as in attnd_step_commit.

@@ -15,37 +15,71 @@ typedef struct client_model {
     attnd_dtype dtype;
 } client_model;
 
+// client_async is an attend that was started: client_async.c.
+typedef struct client_async {
+    struct client_async *next;
+    attnd_attend_args args;
+    client_model model;
+    client_flight flight; // holds its connection
+    uint64_t deadline_ms;
+    attnd_attend_cb *cb;
+    void *ctx;
+} client_async;
+
 struct attnd_client {
-    client_conn *conn; // any thread
-    attnd_limits limits;
+    char *url, *client_name, *tenant; // owned
+    attnd_transport transport;
     int32_t timeout_ms;
-    pthread_mutex_t lock; // guards models
+    uint64_t ring_bytes;
+    uint32_t spin_us;
+    pthread_mutex_t reconnect_lock; // taken before lock
+    pthread_mutex_t lock;           // guards all below
+    client_conn *conn;
+    attnd_limits limits;
+    attnd_transport now; // that conn uses
+    uint64_t session;
+    uint8_t secret[16];
     client_model *models; // owned; a model that was opened twice is in it twice
+    client_async asyncs[CLIENT_MAX_SLOTS];
+    client_async *idle_asyncs, *started; // started: oldest first
 };
 
 // client_model_get copies an open model of this client: ATTND_ENOENT.
 attnd_err client_model_get(attnd_client *c, uint32_t model, client_model *out, attnd_errinfo *info);
 
-// client_models_free forgets all models of a client that is closing.
+// client_models_free forgets all models.  Lock held, or nobody else there.
 void client_models_free(attnd_client *c);
 
-// client_request makes a request of bytes, header included, all zero.  ATTND_EMSGSIZE: over the
-// daemon's limit.
-attnd_err client_request(attnd_client *c, uint64_t bytes, client_msg *out, attnd_errinfo *info);
+// client_get_limits copies them.
+attnd_limits client_get_limits(attnd_client *c);
 
-// client_call is client_conn_call with the client's timeout and extra_ms more.
+// client_request makes a request of bytes, header included, for a reply of at most reply_bytes.
+// What is not written may hold anything.  ATTND_EMSGSIZE: over the daemon's limit.
+attnd_err client_request(attnd_client *c, uint64_t bytes, uint64_t reply_bytes, client_msg *out,
+                         attnd_errinfo *info);
+
+// client_call is client_conn_call on the connection that *m was made for, with the client's timeout
+// and extra_ms more.  how may be NULL.
 attnd_err client_call(attnd_client *c, proto_op op, client_msg *m, uint32_t extra_ms,
-                      attnd_errinfo *info);
+                      const client_start_opts *how, attnd_errinfo *info);
 
 // client_call_fixed makes a request of which request and reply are fixed structs.  *reply
 // [reply_bytes] is untouched on failure; NULL when there is nothing in it.
 attnd_err client_call_fixed(attnd_client *c, proto_op op, const void *body, size_t bytes,
                             void *reply, size_t reply_bytes, attnd_errinfo *info);
 
-// client_call_json sends a JSON text (NULL = empty body); *reply's body is then JSON that
-// proto_json_check took.
-attnd_err client_call_json(attnd_client *c, proto_op op, const char *json, client_msg *reply,
+// client_call_json sends a JSON text (NULL = empty body); *reply is then a text of the caller's
+// (free) that proto_json_check took.  client_conn_json is the same without the daemon's limit.
+attnd_err client_call_json(attnd_client *c, proto_op op, const char *json, char **reply,
                            attnd_errinfo *info);
+attnd_err client_conn_json(client_conn *conn, proto_op op, const char *json, int32_t timeout_ms,
+                           char **reply, attnd_errinfo *info);
+
+// client_conn_of holds the client's connection for the caller, who releases it.
+client_conn *client_conn_of(attnd_client *c);
+
+// client_async_end ends what was started and not polled.
+void client_async_end(attnd_client *c);
 
 // client_entries returns how many positions, or rows of a tree mask, a sequence of a step has.
 static inline uint64_t client_entries(const attnd_step_seq *seq) {
@@ -53,7 +87,7 @@ static inline uint64_t client_entries(const attnd_step_seq *seq) {
 }
 
 // client_check_seqs checks the bounds of a step's sequences: EINVAL.
-attnd_err client_check_seqs(const attnd_client *c, const attnd_step_seq *seqs, uint32_t num_seqs,
+attnd_err client_check_seqs(attnd_client *c, const attnd_step_seq *seqs, uint32_t num_seqs,
                             attnd_errinfo *info);
 
 #endif

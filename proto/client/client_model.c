@@ -155,11 +155,11 @@ static attnd_err check_opts(const attnd_model_opts *m, attnd_errinfo *info) {
 // open_model sends the JSON and reads the model's number from the reply.
 static attnd_err open_model(attnd_client *c, const char *json, uint32_t *model,
                             attnd_errinfo *info) {
-    client_msg reply = {0};
+    char *reply = NULL;
     cJSON *doc = NULL;
     attnd_err err = client_call_json(c, PROTO_MODEL_OPEN, json, &reply, info);
     if (!err) {
-        err = proto_json_parse(&doc, reply.data + PROTO_BODY, reply.bytes - PROTO_BODY, info);
+        err = proto_json_parse(&doc, reply, strlen(reply), info);
     }
     if (!err) {
         proto_obj o;
@@ -169,7 +169,7 @@ static attnd_err open_model(attnd_client *c, const char *json, uint32_t *model,
         }
     }
     cJSON_Delete(doc);
-    client_msg_free(&reply);
+    free(reply);
     return err;
 }
 

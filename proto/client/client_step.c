@@ -1,14 +1,22 @@
 // Steps: open, commit, cancel.  A reply is checked whole before anything of the caller's is filled.
+#include <stddef.h>
 #include <string.h>
 
 #include "proto/client/client.h"
 #include "proto/client/client_sheet.h"
 
-attnd_err client_check_seqs(const attnd_client *c, const attnd_step_seq *seqs, uint32_t num_seqs,
+static attnd_err check_num(attnd_client *c, const char *field, uint32_t num, attnd_errinfo *info) {
+    uint32_t most = client_get_limits(c).step_seqs;
+    return num >= 1 && num <= most ? ATTND_OK
+                                   : attnd_fail(info, ATTND_EINVAL, field,
+                                                "%s %u, from 1 to %u are taken", field, num, most);
+}
+
+attnd_err client_check_seqs(attnd_client *c, const attnd_step_seq *seqs, uint32_t num_seqs,
                             attnd_errinfo *info) {
-    if (num_seqs < 1 || num_seqs > c->limits.step_seqs) {
-        return attnd_fail(info, ATTND_EINVAL, "num_seqs", "num_seqs %u, from 1 to %u are taken",
-                          num_seqs, c->limits.step_seqs);
+    attnd_err err = check_num(c, "num_seqs", num_seqs, info);
+    if (err) {
+        return err;
     }
     for (uint32_t i = 0; i < num_seqs; i++) {
         if (seqs[i].tree_mask && client_entries(&seqs[i]) > PROTO_MAX_TREE_ROWS) {
@@ -19,12 +27,24 @@ attnd_err client_check_seqs(const attnd_client *c, const attnd_step_seq *seqs, u
     return ATTND_OK;
 }
 
-static uint64_t lay_out_step(uint8_t *msg, const proto_step *step, const attnd_step_seq *seqs) {
+// put_commit writes a commit behind `at`, where its fixed struct lies.
+static void put_commit(client_sheet *s, uint64_t at, const proto_commit *commit,
+                       const attnd_accept *accept) {
+    client_sheet_set(s, at, commit, sizeof(*commit));
+    uint32_t seqs = client_sheet_place(s, commit->num_seqs * sizeof(proto_commit_seq));
+    for (uint32_t i = 0; i < commit->num_seqs; i++) {
+        proto_commit_seq to = {.accepted = accept[i].accepted};
+        to.path_off = client_sheet_put(s, accept[i].path, accept[i].num_path * sizeof(uint32_t));
+        client_sheet_set(s, seqs + i * sizeof(to), &to, sizeof(to));
+    }
+}
+
+static uint64_t lay_out_step(uint8_t *msg, proto_step step, const attnd_step_seq *seqs,
+                             const attnd_step_opts *opts) {
     client_sheet s;
-    client_sheet_begin(&s, msg, sizeof(*step));
-    client_sheet_set(&s, PROTO_BODY, step, sizeof(*step));
-    uint32_t at = client_sheet_place(&s, step->num_seqs * sizeof(proto_step_seq));
-    for (uint32_t i = 0; i < step->num_seqs; i++) {
+    client_sheet_begin(&s, msg, sizeof(step));
+    uint32_t at = client_sheet_place(&s, step.num_seqs * sizeof(proto_step_seq));
+    for (uint32_t i = 0; i < step.num_seqs; i++) {
         const attnd_step_seq *from = &seqs[i];
         uint64_t n = client_entries(from);
         proto_step_seq to = {.seq = from->seq,
@@ -36,6 +56,12 @@ static uint64_t lay_out_step(uint8_t *msg, const proto_step *step, const attnd_s
         to.tree_off = client_sheet_put(&s, from->tree_mask, n * ((n + 63) / 64) * sizeof(uint64_t));
         client_sheet_set(&s, at + i * sizeof(to), &to, sizeof(to));
     }
+    if (opts->commit_step) {
+        proto_commit commit = {.step = opts->commit_step, .num_seqs = opts->num_commit};
+        step.commit_off = client_sheet_place(&s, sizeof(commit));
+        put_commit(&s, step.commit_off, &commit, opts->commit_accept);
+    }
+    client_sheet_set(&s, PROTO_BODY, &step, sizeof(step));
     return s.end;
 }
 
@@ -53,35 +79,44 @@ static attnd_err read_step(proto_view msg, attnd_step_seq *seqs, uint32_t num_se
         return attnd_fail(info, ATTND_EPROTO, "num_seqs", "reply of %u sequences, %u were sent",
                           r.num_seqs, num_seqs);
     }
-    for (uint32_t pass = 0; pass < 2; pass++) { // check all, then fill all
-        for (uint32_t i = 0; i < num_seqs; i++) {
-            proto_step_len len;
-            memcpy(&len, (const uint8_t *)lens + i * sizeof(len), sizeof(len));
-            if (len.cached > seqs[i].new_len) {
-                return attnd_fail(info, ATTND_EPROTO, "cached", "reply: %u of %u tokens cached",
-                                  len.cached, seqs[i].new_len);
-            }
-            if (pass == 1) {
-                seqs[i].committed = len.committed;
-                seqs[i].cached = len.cached;
-            }
+    proto_step_len len[PROTO_MAX_STEP_SEQS]; // the reply may be shared memory: copy, then check
+    proto_copy(len, lens, num_seqs * sizeof(len[0]));
+    for (uint32_t i = 0; i < num_seqs; i++) {
+        if (len[i].cached > seqs[i].new_len) {
+            return attnd_fail(info, ATTND_EPROTO, "cached", "reply: %u of %u tokens cached",
+                              len[i].cached, seqs[i].new_len);
         }
+    }
+    for (uint32_t i = 0; i < num_seqs; i++) {
+        seqs[i].committed = len[i].committed;
+        seqs[i].cached = len[i].cached;
     }
     *step = r.step;
     return ATTND_OK;
 }
 
+static attnd_err check_commit(attnd_client *c, const attnd_step_opts *o, attnd_errinfo *info) {
+    return o->commit_step ? check_num(c, "num_commit", o->num_commit, info) : ATTND_OK;
+}
+
 attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
                           const attnd_step_opts *opts, uint64_t *step, attnd_errinfo *info) {
+    static const attnd_step_opts none;
+    const attnd_step_opts *o = opts ? opts : &none;
     client_msg m = {0};
-    proto_step body = {
-        .model = model, .num_seqs = num_seqs, .deadline_ms = opts ? opts->deadline_ms : 0};
+    proto_step body = {.model = model, .num_seqs = num_seqs, .deadline_ms = o->deadline_ms};
+    client_start_opts how = {.request_id = o->request};
+    uint64_t room = PROTO_BODY + sizeof(proto_step_reply) + num_seqs * sizeof(proto_step_len);
     attnd_err err = client_check_seqs(c, seqs, num_seqs, info);
-    if (err || (err = client_request(c, lay_out_step(NULL, &body, seqs), &m, info))) {
+    if (err || (err = check_commit(c, o, info)) ||
+        (err = client_request(c, lay_out_step(NULL, body, seqs, o), room, &m, info))) {
         return err;
     }
-    lay_out_step(m.data, &body, seqs);
-    if (!(err = client_call(c, PROTO_STEP, &m, body.deadline_ms, info))) {
+    if (o->commit_step) {
+        how.second_id = PROTO_BODY + offsetof(proto_step, commit_request);
+    }
+    lay_out_step(m.data, body, seqs, o);
+    if (!(err = client_call(c, PROTO_STEP, &m, body.deadline_ms, &how, info))) {
         err = read_step(client_msg_view(&m), seqs, num_seqs, step, info);
     }
     client_msg_free(&m);
@@ -92,13 +127,7 @@ static uint64_t lay_out_commit(uint8_t *msg, const proto_commit *commit,
                                const attnd_accept *accept) {
     client_sheet s;
     client_sheet_begin(&s, msg, sizeof(*commit));
-    client_sheet_set(&s, PROTO_BODY, commit, sizeof(*commit));
-    uint32_t at = client_sheet_place(&s, commit->num_seqs * sizeof(proto_commit_seq));
-    for (uint32_t i = 0; i < commit->num_seqs; i++) {
-        proto_commit_seq to = {.accepted = accept[i].accepted};
-        to.path_off = client_sheet_put(&s, accept[i].path, accept[i].num_path * sizeof(uint32_t));
-        client_sheet_set(&s, at + i * sizeof(to), &to, sizeof(to));
-    }
+    put_commit(&s, PROTO_BODY, commit, accept);
     return s.end;
 }
 
@@ -124,16 +153,13 @@ attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *
                             uint32_t num_seqs, uint32_t *lens, attnd_errinfo *info) {
     client_msg m = {0};
     proto_commit body = {.step = step, .num_seqs = num_seqs};
-    if (num_seqs < 1 || num_seqs > c->limits.step_seqs) {
-        return attnd_fail(info, ATTND_EINVAL, "num_seqs", "num_seqs %u, from 1 to %u are taken",
-                          num_seqs, c->limits.step_seqs);
-    }
-    attnd_err err = client_request(c, lay_out_commit(NULL, &body, accept), &m, info);
-    if (err) {
+    uint64_t room = PROTO_BODY + sizeof(proto_lens) + num_seqs * sizeof(*lens);
+    attnd_err err = check_num(c, "num_seqs", num_seqs, info);
+    if (err || (err = client_request(c, lay_out_commit(NULL, &body, accept), room, &m, info))) {
         return err;
     }
     lay_out_commit(m.data, &body, accept);
-    if (!(err = client_call(c, PROTO_COMMIT, &m, 0, info))) {
+    if (!(err = client_call(c, PROTO_COMMIT, &m, 0, NULL, info))) {
         err = read_lens(client_msg_view(&m), num_seqs, lens, info);
     }
     client_msg_free(&m);

@@ -199,10 +199,10 @@ START_TEST(request_over_the_daemons_limit_is_not_sent) {
     fake_daemon *f = fake_daemon_start(answer, 0);
     ATTND_CK_OK(attnd_connect(&client, fake_daemon_url(f), &quick, &info));
     client_msg m = {0};
-    ATTND_CK_ERR(client_request(client, 65537, &m, &info), ATTND_EMSGSIZE);
-    ATTND_CK_ERR(client_request(client, UINT64_MAX, &m, &info), ATTND_EMSGSIZE);
+    ATTND_CK_ERR(client_request(client, 65537, 0, &m, &info), ATTND_EMSGSIZE);
+    ATTND_CK_ERR(client_request(client, UINT64_MAX, 0, &m, &info), ATTND_EMSGSIZE);
     ck_assert_ptr_null(m.data);
-    ATTND_CK_OK(client_request(client, 65536, &m, &info));
+    ATTND_CK_OK(client_request(client, 65536, 0, &m, &info));
     ck_assert_uint_eq(m.bytes, 65536);
     client_msg_free(&m);
     attnd_close(client);

@@ -19,7 +19,7 @@ static client_conn *conn;
 
 static client_conn *connect_to(const fake_daemon *f, int32_t timeout_ms) {
     client_conn *c = NULL;
-    ATTND_CK_OK(client_conn_open(&c, fake_daemon_url(f), timeout_ms, &info));
+    ATTND_CK_OK(client_nng_open(&c, fake_daemon_url(f), timeout_ms, &info));
     client_conn_limit(c, CLIENT_MAX_SLOTS);
     return c;
 }
@@ -28,8 +28,9 @@ static client_conn *connect_to(const fake_daemon *f, int32_t timeout_ms) {
 static attnd_err call(client_conn *c, proto_op op, int64_t timeout_ms, uint64_t *out) {
     client_msg m = {0};
     attnd_errinfo why;
-    attnd_err err = client_msg_alloc(&m, PROTO_BODY + 8, &why);
-    if (err || (err = client_conn_call(c, op, &m, timeout_ms, &why))) {
+    attnd_err err =
+        client_msg_alloc(c, &m, PROTO_BODY + 8, PROTO_BODY + 8, attnd_clock_ms() + 1000, &why);
+    if (err || (err = client_conn_call(c, op, &m, timeout_ms, NULL, &why))) {
         return err;
     }
     err = proto_read(client_msg_view(&m), out, 8, false, &why);
@@ -44,7 +45,7 @@ static size_t answer_id(proto_view request, const proto_header *h, uint8_t *repl
 
 START_TEST(conn_open_to_nobody_fails_at_once) {
     uint64_t start = attnd_clock_ms();
-    ATTND_CK_ERR(client_conn_open(&conn, "ipc:///nonexistent/attnd.sock", 10000, &info),
+    ATTND_CK_ERR(client_nng_open(&conn, "ipc:///nonexistent/attnd.sock", 10000, &info),
                  ATTND_ECONN);
     ck_assert_uint_lt(attnd_clock_ms() - start, 5000);
     ck_assert_ptr_nonnull(strstr(info.text, "/nonexistent/attnd.sock"));
@@ -53,9 +54,9 @@ START_TEST(conn_open_to_nobody_fails_at_once) {
 END_TEST
 
 START_TEST(conn_open_refuses_a_url_that_is_none) {
-    ATTND_CK_ERR(client_conn_open(&conn, "/run/attnd.sock", 1000, &info), ATTND_EINVAL);
+    ATTND_CK_ERR(client_nng_open(&conn, "/run/attnd.sock", 1000, &info), ATTND_EINVAL);
     ck_assert_str_eq(info.field, "url");
-    ATTND_CK_ERR(client_conn_open(&conn, "gopher://x", 1000, &info), ATTND_EINVAL);
+    ATTND_CK_ERR(client_nng_open(&conn, "gopher://x", 1000, &info), ATTND_EINVAL);
 }
 END_TEST
 
@@ -74,7 +75,7 @@ START_TEST(conn_open_gives_up_after_its_time) {
     char url[64];
     snprintf(url, sizeof(url), "tcp://127.0.0.1:%d", ntohs(at.sin_port));
     uint64_t start = attnd_clock_ms();
-    ATTND_CK_ERR(client_conn_open(&conn, url, 200, &info), ATTND_ETIMEDOUT);
+    ATTND_CK_ERR(client_nng_open(&conn, url, 200, &info), ATTND_ETIMEDOUT);
     ck_assert_uint_ge(attnd_clock_ms() - start, 190);
     ck_assert_uint_lt(attnd_clock_ms() - start, 3000);
     for (int i = 0; i < 3; i++) {
@@ -362,8 +363,8 @@ START_TEST(conn_error_of_the_daemon_comes_back) {
     fake_daemon *f = fake_daemon_start(refuse, 1);
     conn = connect_to(f, 5000);
     client_msg m = {0};
-    ATTND_CK_OK(client_msg_alloc(&m, PROTO_BODY, &info));
-    ATTND_CK_ERR(client_conn_call(conn, PROTO_STEP, &m, 5000, &info), ATTND_ENOSPC);
+    ATTND_CK_OK(client_msg_alloc(conn, &m, PROTO_BODY, 0, UINT64_MAX, &info));
+    ATTND_CK_ERR(client_conn_call(conn, PROTO_STEP, &m, 5000, NULL, &info), ATTND_ENOSPC);
     ck_assert_str_eq(info.field, "new_len");
     ck_assert_str_eq(info.text, "new_len is wrong");
     ck_assert_int_eq(info.detail, 42);

@@ -1,0 +1,20 @@
+// client_attach asks the attach socket for a ring and maps what comes.  Any thread.
+#ifndef ATTND_PROTO_CLIENT_CLIENT_ATTACH_H
+#define ATTND_PROTO_CLIENT_CLIENT_ATTACH_H
+
+#include "proto/proto_ring.h"
+
+typedef struct client_attached {
+    int fd; // the attach socket
+    uint8_t *base;
+    proto_ring_layout layout;
+} client_attached;
+
+// client_attach connects to the attach socket at path and sends *ask.  The caller owns what is in
+// *out.  The daemon's errors (proto_attach_reply; *most is then its `bytes`, else 0); ATTND_ECONN:
+// nobody listens there or the daemon hung up; ATTND_ETIMEDOUT; ATTND_EPROTO: what came is not what
+// was asked for, or could change its size; ATTND_EINVAL: a path that is none; ATTND_ENOMEM.
+attnd_err client_attach(client_attached *out, const char *path, const proto_attach *ask,
+                        int32_t timeout_ms, uint64_t *most, attnd_errinfo *info);
+
+#endif
