@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Installs libattnd into a prefix of its own and builds a program against it, with cc and pkg-config
+# and with CMake's find_package, shared and static; each talks to a daemon.
+#     install.sh BUILD_DIR
+set -euo pipefail
+build=$1
+source_dir=$(cd "$(dirname "$0")" && pwd)
+dir=$(mktemp -d) daemon=
+trap 'kill "$daemon" 2>/dev/null || true; wait "$daemon" 2>/dev/null || true; rm -rf "$dir"' EXIT
+
+cmake --install "$build" --prefix "$dir/there" --component client >"$dir/install.log"
+mv "$dir/there" "$dir/prefix" # nothing in it may know where it was
+PKG_CONFIG_PATH=$(dirname "$(find "$dir/prefix" -name attnd.pc)")
+export PKG_CONFIG_PATH
+lib=$(pkg-config --variable=libdir attnd)
+export LD_LIBRARY_PATH=$lib
+read -ra flags < <(pkg-config --cflags --libs attnd)
+read -ra static < <(pkg-config --static --libs attnd | sed 's/-lattnd/-l:libattnd.a/')
+read -ra cflags < <(pkg-config --cflags attnd)
+warn=(-std=c11 -Wall -Wextra -Wpedantic -Werror)
+cc "${warn[@]}" "$source_dir/install/main.c" "${flags[@]}" -o "$dir/with_pc"
+cc "${warn[@]}" "$source_dir/install/main.c" "${cflags[@]}" "${static[@]}" -o "$dir/with_pc_static"
+cmake -S "$source_dir/install" -B "$dir/cmake" -DCMAKE_PREFIX_PATH="$dir/prefix" >"$dir/cmake.log"
+cmake --build "$dir/cmake" >>"$dir/cmake.log"
+if nm -D --defined-only "$lib/libattnd.so" | grep ' [TDB] ' | grep -v ' attnd_'; then
+    echo "libattnd.so exports more than attnd_*"
+    exit 1
+fi
+
+"$build/attnd" --listen "ipc://$dir/s" --set cache.memory=64MiB >"$dir/ready" 2>"$dir/log" &
+daemon=$!
+for _ in $(seq 100); do
+    grep -q 'attnd ready' "$dir/ready" && break
+    sleep 0.1
+done
+for program in with_pc with_pc_static cmake/shared cmake/static; do
+    "$dir/$program" "ipc://$dir/s"
+done
+kill "$daemon"
+wait "$daemon"
