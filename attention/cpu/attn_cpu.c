@@ -257,7 +257,7 @@ static uint32_t count_processors(void) {
 
 // take_memory is aligned to huge pages, and asks for them; it is used as it is when there are none.
 static void *take_memory(size_t bytes) {
-    size_t rounded = (bytes + BIG_PAGE_BYTES - 1) / BIG_PAGE_BYTES * BIG_PAGE_BYTES;
+    size_t rounded = (bytes / BIG_PAGE_BYTES + 1) * BIG_PAGE_BYTES;
     void *memory = aligned_alloc(BIG_PAGE_BYTES, rounded);
     if (memory) {
         madvise(memory, rounded, MADV_HUGEPAGE);
