@@ -189,6 +189,19 @@ START_TEST(every_gqa_ratio_matches_the_reference) {
 }
 END_TEST
 
+// One token has more query rows than a task takes.
+START_TEST(the_largest_group_matches_the_reference) {
+    conf_spec spec = base(all_types[_i], 3);
+    spec.kv_heads = 1;
+    spec.q_heads = ATTN_MAX_Q_HEADS;
+    spec.head_dim = spec.v_head_dim = 8;
+    spec.num_rows = 2;
+    spec.rows[0] = (conf_row){70, 1, 1, 0, 1};
+    spec.rows[1] = (conf_row){20, 3, 3, 1, 2};
+    check_spec(&spec);
+}
+END_TEST
+
 static const int32_t lengths[] = {0,  1,  2,   15,  16,  17,   31,   33,  63,
                                   64, 65, 127, 128, 255, 1023, 1024, 1025};
 static const int32_t blocks[] = {1, 7, 16, 64, 1100};
@@ -653,6 +666,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(c, plain_launches_match_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, every_head_dim_matches_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, every_gqa_ratio_matches_the_reference, 0, NUM_TYPES);
+    tcase_add_loop_test(c, the_largest_group_matches_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, every_length_matches_the_reference, 0, NUM_BLOCKS);
     tcase_add_loop_test(c, long_sequences_match_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, a_ragged_batch_matches_the_reference, 0, NUM_TYPES);

@@ -23,6 +23,19 @@ START_TEST(defaults_are_enough) {
 }
 END_TEST
 
+// Twice ATTN_TASK_ROWS states and the scratch of a kernel.
+START_TEST(no_room_for_states_is_enough) {
+    attn_cpu *cpu = NULL;
+    attn_cpu_opts opts = {.num_threads = 1};
+    opts.scratch_bytes =
+        ATTN_CPU_SCRATCH_BYTES + 2ull * ATTN_TASK_ROWS * (ATTN_MAX_HEAD_DIM + 2) * sizeof(float);
+    ATTND_CK_OK(attn_cpu_create(&cpu, &opts, NULL));
+    attn_cpu_free(cpu);
+    opts.scratch_bytes--;
+    ATTND_CK_ERR(attn_cpu_create(&cpu, &opts, NULL), ATTND_EINVAL);
+}
+END_TEST
+
 START_TEST(scalar_is_always_there) {
     attn_cpu *cpu = NULL;
     ATTND_CK_OK(attn_cpu_create(&cpu, &(attn_cpu_opts){.num_threads = 1, .isa = "scalar"}, NULL));
@@ -227,6 +240,7 @@ static Suite *suite(void) {
     TCase *c = tcase_create("engine");
     tcase_set_timeout(c, 60);
     tcase_add_test(c, defaults_are_enough);
+    tcase_add_test(c, no_room_for_states_is_enough);
     tcase_add_test(c, scalar_is_always_there);
     tcase_add_test(c, the_environment_forces_an_isa);
     tcase_add_test(c, isas_that_the_machine_lacks_are_refused);
