@@ -404,11 +404,14 @@ static void on_conn(srv_nng *t, conn *c, bool added, bool gone) {
         }
     }
     if (gone) {
+        // Open until the end, so that the last request let go of does not free it here already:
+        // NNG's threads give what is free to the next pipe at once.
         if (c->open) {
-            c->open = false;
+            c->closing = true;
             t->info.connections--;
             drop_requests(t, c);
             t->opts.lost(t->opts.ctx, &c->pub);
+            c->open = false;
         }
         free_if_unused(t, c);
     }
