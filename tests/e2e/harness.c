@@ -17,7 +17,7 @@
 
 #include "tests/e2e/harness_ring.h"
 
-enum { READY_MS = 60000, STOP_MS = 20000, CALL_MS = 30000, MAX_FLAGS = 64 };
+enum { READY_MS = 60000, STOP_MS = 40000, CALL_MS = 120000, MAX_FLAGS = 64 };
 
 uint64_t e2e_now_ms(void) {
     struct timespec t;

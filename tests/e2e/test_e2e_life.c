@@ -54,20 +54,26 @@ START_TEST(of_many_that_start_together_one_serves) {
         all[i] = d;
         e2e_try_start(&all[i], flags);
     }
-    int alive = 0, failed = 0;
-    e2e_sleep_ms(1500);
+    int failed = 0;
+    for (uint64_t until = e2e_now_ms() + 60000; failed < N - 1 && e2e_now_ms() < until;) {
+        for (int i = 0; i < N; i++) {
+            int status = all[i].pid ? e2e_wait(&all[i], 0) : -1;
+            if (status != -1) {
+                ck_assert_int_eq(status, 1);
+                close(all[i].out);
+                failed++;
+            }
+        }
+        e2e_sleep_ms(5);
+    }
+    int alive = 0;
     for (int i = 0; i < N; i++) {
-        int status = e2e_wait(&all[i], 0);
-        failed += status == 1;
-        if (status == -1) {
+        if (all[i].pid) {
             d = all[i];
             alive++;
-        } else {
-            close(all[i].out);
         }
     }
     ck_assert_int_eq(alive, 1);
-    ck_assert_int_eq(failed, N - 1);
     e2e_client c;
     e2e_connect(&c, d.url);
     play_hello(&c, "test");
@@ -338,8 +344,8 @@ START_TEST(a_prefill_that_runs_is_answered_before_the_end) {
     play_seq s;
     play_open(&c, &m);
     play_create(&c, &m, &s);
-    play_step step = {.model = &m, .num = 1, .rows = 3000, .new_rows = 3000};
-    step.parts[0] = (play_part){.seq = &s, .new_len = 3000};
+    play_step step = {.model = &m, .num = 1, .rows = 1000, .new_rows = 1000};
+    step.parts[0] = (play_part){.seq = &s, .new_len = 1000};
     play_tensors t = play_random(&step);
     e2e_buf b;
     e2e_flight f;
@@ -496,11 +502,11 @@ END_TEST
 START_TEST(a_connection_without_hello_is_closed) {
     e2e_daemon d = {.dir = ""};
     e2e_client c, idle;
-    e2e_start(&d, (const char *const[]){"--set", "limits.hello_timeout=200ms", NULL});
+    e2e_start(&d, (const char *const[]){"--set", "limits.hello_timeout=1s", NULL});
     e2e_connect(&c, d.url);
     play_hello(&c, "test");
     e2e_connect(&idle, d.url);
-    e2e_await_stat(&c, "transport.clients.closed_idle", 1, 3000);
+    e2e_await_stat(&c, "transport.clients.closed_idle", 1, 10000);
     e2e_close(&idle);
     ck_assert_double_eq(e2e_stat(&c, "transport.clients.connections"), 1);
     e2e_close(&c);
