@@ -16,5 +16,6 @@ typedef struct bench_cmd {
 } bench_cmd;
 
 int bench_serve(int argc, char **argv);
+int bench_ipc(int argc, char **argv);
 
 #endif

@@ -279,6 +279,7 @@ static void add_protocol(cJSON *root, const bench_report *r) {
     add_text(o, "date", date);
     add_text(o, "command_line", r->command_line);
     add_text(o, "connect", r->url);
+    add_text(o, "transport", r->transport ? r->transport : "auto");
     add_u64(o, "seed", r->seed);
     cJSON_AddNumberToObject(o, "repetitions", 1);
     add_model(o, r->model);

@@ -19,6 +19,7 @@ typedef struct bench_report {
     const bench_verdict *verdict;
     const bench_host *host;
     const char *command_line, *url, *trace; // trace: path or NULL
+    const char *transport;                  // as asked for; NULL = not said
     const char *lengths, *arrivals;         // in words
     const char *ended;                      // what ended the run early, in words; "" = nothing
     double verify;                          // fraction asked for

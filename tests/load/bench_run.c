@@ -364,7 +364,11 @@ static attnd_err fit_limits(runner *r, attnd_errinfo *info) {
 static attnd_err set_up(runner *r, attnd_errinfo *info) {
     const bench_run_opts *o = r->opts;
     attnd_connect_opts connect = {
-        .client_name = "attn-bench", .tenant = o->tenant, .timeout_ms = o->timeout_ms};
+        .client_name = "attn-bench",
+        .tenant = o->tenant,
+        .timeout_ms = o->timeout_ms,
+        .transport = o->transport,
+    };
     attnd_model_opts model;
     attnd_err err = attnd_connect(&r->link.client, o->url, &connect, info);
     if (err == ATTND_OK) {

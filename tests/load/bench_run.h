@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "proto/client/attnd.h"
 #include "proto/err.h"
 #include "tests/load/bench_check.h"
 #include "tests/load/bench_load.h"
@@ -19,6 +20,7 @@
 typedef struct bench_run_opts {
     const char *url;
     const char *tenant; // NULL = the default one
+    attnd_transport transport;
     const bench_model *model;
     bench_load *load;
     bool open_loop;         // requests have arrival times

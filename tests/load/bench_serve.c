@@ -79,6 +79,7 @@ static int measure(const bench_serve_opts *o, bench_load *load, outcome *out, be
     bench_run_opts run = {
         .url = o->connect,
         .tenant = o->tenant,
+        .transport = o->transport,
         .model = &o->model,
         .load = load,
         .open_loop = o->load.arrival != BENCH_CLOSED,
@@ -144,6 +145,7 @@ static int serve(const bench_serve_opts *o, int argc, char **argv) {
         .ended = out.ended,
         .command_line = command_line,
         .url = o->connect,
+        .transport = o->transport_name,
         .trace = o->load.trace,
         .lengths = lengths,
         .arrivals = arrivals,

@@ -9,6 +9,7 @@
 enum { MAX_CONCURRENCY = 1024, MAX_CHUNK = 65536, MAX_THREADS = 64, DEFAULT_REQUESTS = 64 };
 
 static const bench_serve_opts defaults = {
+    .transport_name = "auto",
     .input = "512",
     .output = "64",
     .load = {.seed = 1},
@@ -34,6 +35,8 @@ static uint32_t load_rows(bench_serve_opts *o, bench_opt *table, uint32_t at) {
         {"Daemon", BENCH_OPT_HEADING, NULL, NULL, NULL, 0, 0, false},
         {"connect", BENCH_OPT_TEXT, &o->connect, "URL", "ipc://PATH or tcp://HOST:PORT", 0, 0,
          false},
+        {"transport", BENCH_OPT_TEXT, &o->transport_name, "nng|ring|auto",
+         "default auto: a ring when the daemon gives one", 0, 0, false},
         {"tenant", BENCH_OPT_TEXT, &o->tenant, "NAME", "tenant; default: \"default\"", 0, 0, false},
         {"timeout", BENCH_OPT_REAL, &o->timeout_s, "S", "of one call; default 60", 0.1, 86400,
          false},
@@ -176,6 +179,22 @@ static attnd_err set_rope(bench_serve_opts *o, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
+static attnd_err set_transport(bench_serve_opts *o, attnd_errinfo *info) {
+    static const char *const names[] = {
+        [ATTND_TRANSPORT_AUTO] = "auto",
+        [ATTND_TRANSPORT_NNG] = "nng",
+        [ATTND_TRANSPORT_RING] = "ring",
+    };
+    for (int i = ATTND_TRANSPORT_AUTO; i <= ATTND_TRANSPORT_RING; i++) {
+        if (strcmp(o->transport_name, names[i]) == 0) {
+            o->transport = (attnd_transport)i;
+            return ATTND_OK;
+        }
+    }
+    return attnd_fail(info, ATTND_EINVAL, "transport", "--transport: \"%.40s\" is none of %s",
+                      o->transport_name, "nng, ring and auto");
+}
+
 static attnd_err set_load(bench_serve_opts *o, const bench_opt *table, attnd_errinfo *info) {
     attnd_err err = bench_length_parse(&o->load.input, o->input, info);
     if (err == ATTND_OK) {
@@ -222,6 +241,9 @@ attnd_err bench_serve_parse(bench_serve_opts *o, int argc, char *const *argv, at
                           "--connect URL and --preset NAME are needed");
     }
     err = check_load(o, table, info);
+    if (err == ATTND_OK) {
+        err = set_transport(o, info);
+    }
     if (err == ATTND_OK) {
         err = set_rope(o, info);
     }

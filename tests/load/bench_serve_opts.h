@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "proto/err.h"
+#include "proto/client/attnd.h"
 #include "tests/load/bench_load.h"
 #include "tests/load/bench_model.h"
 
@@ -18,6 +18,8 @@ typedef struct bench_serve_opts {
     double verify, duration_s, rate, speed, patience_s, timeout_s;
     uint32_t concurrency, prefill_chunk, verify_threads;
     bool trace_time, help;
+    const char *transport_name;
+    attnd_transport transport;
 } bench_serve_opts;
 
 // bench_serve_parse reads argv[1 .. argc - 1]; texts are borrowed from it.  The preset is applied

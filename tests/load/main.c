@@ -6,6 +6,7 @@
 
 static const bench_cmd commands[] = {
     {"serve", "play a model runtime against a running daemon", bench_serve},
+    {"ipc", "time empty calls over NNG and ring, beside bare echoes", bench_ipc},
 };
 enum { NUM_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 

@@ -36,6 +36,18 @@ START_TEST(defaults_are_a_closed_loop_of_64_requests) {
 }
 END_TEST
 
+START_TEST(transport_is_one_of_three) {
+    ATTND_CK_OK(parse((char *[]){BASE, NULL}));
+    ck_assert_int_eq(opts.transport, ATTND_TRANSPORT_AUTO);
+    ATTND_CK_OK(parse((char *[]){BASE, "--transport", "ring", NULL}));
+    ck_assert_int_eq(opts.transport, ATTND_TRANSPORT_RING);
+    ATTND_CK_OK(parse((char *[]){BASE, "--transport=nng", NULL}));
+    ck_assert_int_eq(opts.transport, ATTND_TRANSPORT_NNG);
+    ATTND_CK_ERR(parse((char *[]){BASE, "--transport", "pigeon", NULL}), ATTND_EINVAL);
+    ck_assert_str_eq(info.field, "transport");
+}
+END_TEST
+
 START_TEST(flags_change_the_preset_in_any_order) {
     ATTND_CK_OK(
         parse((char *[]){"serve", "--layers", "3", "--kv-dtype=f8e4m3", "--preset=gpt-oss-20b",
@@ -138,6 +150,7 @@ static Suite *suite(void) {
     TCase *tc = tcase_create("flags");
     tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_add_test(tc, defaults_are_a_closed_loop_of_64_requests);
+    tcase_add_test(tc, transport_is_one_of_three);
     tcase_add_test(tc, flags_change_the_preset_in_any_order);
     tcase_add_test(tc, rope_turns_the_dims_asked_for);
     tcase_add_test(tc, a_trace_is_run_once_and_may_keep_its_time);

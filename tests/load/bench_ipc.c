@@ -1,0 +1,287 @@
+// `attn-bench ipc`: what the hand-over costs.  Empty attends over NNG and over a ring, beside bare
+// echoes of the same sizes in the same run, for 1 to 64 clients with 1 and 16 requests in flight.
+//
+// Clients and echoes are processes, forked before this one uses NNG, which does not survive it.  A
+// client measures each request from its submission to its answer, in nanoseconds, and only those
+// count that both began and ended within the measured time.
+#include <cjson/cJSON.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/hist.h"
+#include "tests/load/bench_cmd.h"
+#include "tests/load/bench_host.h"
+#include "tests/load/bench_ipc_link.h"
+#include "tests/load/bench_opts.h"
+
+static const uint32_t client_counts[] = {1, 8, 64}, flights[] = {1, 16};
+
+enum {
+    NUM_KINDS = 5,
+    NUM_COUNTS = sizeof(client_counts) / sizeof(client_counts[0]),
+    NUM_FLIGHTS = sizeof(flights) / sizeof(flights[0]),
+    NUM_CASES = NUM_KINDS * NUM_COUNTS * NUM_FLIGHTS,
+    WARM_UP_US = 150000,
+};
+
+typedef struct ipc_opts {
+    const char *connect, *json;
+    double seconds;
+    uint32_t max_clients;
+    bool help;
+} ipc_opts;
+
+typedef struct result {
+    const bench_ipc_kind *kind;
+    uint32_t clients, flight;
+    double rate, p50_us, p99_us;
+} result;
+
+// shared is what the processes of a case tell each other.
+typedef struct shared {
+    volatile int ready, stop;
+    volatile int measuring;
+    attnd_hist hists[BENCH_IPC_MAX_CLIENTS]; // of nanoseconds
+} shared;
+
+static const bench_ipc_kind *const kinds[NUM_KINDS] = {
+    &bench_ipc_attend_nng,     &bench_ipc_attend_ring, &bench_ipc_echo_nng,
+    &bench_ipc_echo_seqpacket, &bench_ipc_echo_ring,
+};
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void *share(size_t bytes) {
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    bench_ipc_must(p != MAP_FAILED, "mmap");
+    return p;
+}
+
+static void play(const bench_ipc_kind *kind, const bench_ipc_env *env, uint32_t client, shared *s) {
+    uint64_t begin[BENCH_IPC_MAX_FLIGHT];
+    bool counts[BENCH_IPC_MAX_FLIGHT]; // began within the measured time
+    void *link = kind->open(env, client);
+    attnd_hist *hist = &s->hists[client];
+    attnd_hist_init(hist);
+    __atomic_add_fetch(&s->ready, 1, __ATOMIC_SEQ_CST);
+    for (uint32_t i = 0; i < env->flight; i++) {
+        counts[i] = false;
+        begin[i] = now_ns();
+        kind->submit(link, i);
+    }
+    while (!s->stop) {
+        uint32_t place = kind->take(link);
+        uint64_t now = now_ns();
+        if (counts[place] && s->measuring) {
+            attnd_hist_record(hist, now - begin[place]);
+        }
+        begin[place] = now;
+        counts[place] = s->measuring != 0;
+        kind->submit(link, place);
+    }
+}
+
+static pid_t start_process(void) {
+    pid_t parent = getpid(), pid = fork();
+    bench_ipc_must(pid >= 0, "fork");
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) {
+            _Exit(1);
+        }
+    }
+    return pid;
+}
+
+static void end_processes(const pid_t *pids, uint32_t num) {
+    for (uint32_t i = 0; i < num; i++) {
+        kill(pids[i], SIGKILL);
+    }
+    for (uint32_t i = 0; i < num; i++) {
+        waitpid(pids[i], NULL, 0);
+    }
+}
+
+// await_ready waits until *ready is num; false when one of the processes ended before.
+static bool await_ready(const volatile int *ready, int num, const pid_t *pids, uint32_t num_pids) {
+    while (*ready < num) {
+        for (uint32_t i = 0; i < num_pids; i++) {
+            if (waitpid(pids[i], NULL, WNOHANG) != 0) {
+                return false;
+            }
+        }
+        usleep(1000);
+    }
+    return true;
+}
+
+static void read_result(const shared *s, double seconds, result *r) {
+    static attnd_hist all;
+    attnd_hist_init(&all);
+    for (uint32_t i = 0; i < r->clients; i++) {
+        attnd_hist_merge(&all, &s->hists[i]);
+    }
+    r->rate = (double)attnd_hist_count(&all) / seconds;
+    r->p50_us = (double)attnd_hist_quantile(&all, 0.5) / 1e3;
+    r->p99_us = (double)attnd_hist_quantile(&all, 0.99) / 1e3;
+}
+
+// run_case measures r->kind; false when a client failed.
+static bool run_case(const bench_ipc_env *base, double seconds, shared *s, result *r) {
+    pid_t pids[BENCH_IPC_MAX_CLIENTS];
+    bench_ipc_env env = *base;
+    env.flight = r->flight;
+    env.spin_us = r->clients > 1 ? -1 : 0; // more clients than processors
+    s->ready = s->stop = s->measuring = 0;
+    for (uint32_t i = 0; i < r->clients; i++) {
+        pids[i] = start_process();
+        if (pids[i] == 0) {
+            play(r->kind, &env, i, s);
+            _Exit(0);
+        }
+    }
+    bool good = await_ready(&s->ready, (int)r->clients, pids, r->clients);
+    if (good) {
+        usleep(WARM_UP_US);
+        uint64_t begin = now_ns();
+        s->measuring = 1;
+        usleep((useconds_t)(seconds * 1e6));
+        s->measuring = 0;
+        double elapsed = (double)(now_ns() - begin) / 1e9;
+        usleep(20000); // who records now has begun to before
+        read_result(s, elapsed, r);
+        good = attnd_hist_count(&s->hists[0]) > 0 || r->rate > 0;
+    }
+    s->stop = 1;
+    end_processes(pids, r->clients);
+    return good;
+}
+
+// measure_kind runs all cases of a kind with its echo.
+static bool measure_kind(const bench_ipc_kind *kind, const ipc_opts *o, const bench_ipc_env *base,
+                         shared *s, result *results, uint32_t *num) {
+    bool good = true;
+    for (uint32_t c = 0; c < NUM_COUNTS && good; c++) {
+        for (uint32_t f = 0; f < NUM_FLIGHTS && good && client_counts[c] <= o->max_clients; f++) {
+            pid_t echo = 0;
+            volatile int *ready = share(sizeof(*ready));
+            memset(base->rings, 0, bench_ipc_rings_bytes());
+            unlink(base->path);
+            unlink(base->nng_url + strlen("ipc://"));
+            if (kind->serve && (echo = start_process()) == 0) {
+                kind->serve(base, ready);
+                _Exit(1);
+            }
+            result *r = &results[*num];
+            *r = (result){kind, client_counts[c], flights[f], 0, 0, 0};
+            good = (!kind->serve || await_ready(ready, 1, &echo, 1)) &&
+                   run_case(base, o->seconds, s, r);
+            *num += good;
+            if (good) {
+                printf("%-15s %3u clients x %2u  %9.0f/s  p50 %8.1f us  p99 %9.1f us\n", kind->name,
+                       r->clients, r->flight, r->rate, r->p50_us, r->p99_us);
+                fflush(stdout);
+            }
+            end_processes(&echo, kind->serve ? 1 : 0);
+            munmap((void *)(uintptr_t)ready, sizeof(*ready));
+        }
+    }
+    return good;
+}
+
+static bool write_json(const ipc_opts *o, const result *results, uint32_t num) {
+    cJSON *doc = cJSON_CreateObject();
+    cJSON_AddStringToObject(doc, "bench", "attn-bench ipc");
+    cJSON_AddStringToObject(doc, "version", ATTND_VERSION);
+    cJSON_AddNumberToObject(doc, "seconds", o->seconds);
+    cJSON_AddNumberToObject(doc, "request_bytes", BENCH_IPC_REQUEST_BYTES);
+    cJSON_AddNumberToObject(doc, "reply_bytes", BENCH_IPC_REPLY_BYTES);
+    bench_host host;
+    bench_host_read(&host);
+    cJSON_AddStringToObject(doc, "cpu", host.cpu);
+    cJSON_AddNumberToObject(doc, "cpus", host.cpus);
+    cJSON *cases = cJSON_AddArrayToObject(doc, "cases");
+    for (uint32_t i = 0; i < num; i++) {
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddStringToObject(one, "what", results[i].kind->name);
+        cJSON_AddNumberToObject(one, "clients", results[i].clients);
+        cJSON_AddNumberToObject(one, "in_flight", results[i].flight);
+        cJSON_AddNumberToObject(one, "per_second", results[i].rate);
+        cJSON_AddNumberToObject(one, "p50_us", results[i].p50_us);
+        cJSON_AddNumberToObject(one, "p99_us", results[i].p99_us);
+        cJSON_AddItemToArray(cases, one);
+    }
+    char *text = cJSON_Print(doc);
+    cJSON_Delete(doc);
+    FILE *f = text ? fopen(o->json, "we") : NULL;
+    bool good = f && fprintf(f, "%s\n", text) > 0;
+    good = (f && fclose(f) == 0) && good;
+    cJSON_free(text);
+    if (!good) {
+        fprintf(stderr, "attn-bench: cannot write %s\n", o->json);
+    }
+    return good;
+}
+
+static int measure(const ipc_opts *o) {
+    char dir[] = P_tmpdir "/attn-bench-XXXXXX", url[64], path[64];
+    static result results[NUM_CASES];
+    uint32_t num = 0;
+    bench_ipc_must(mkdtemp(dir) != NULL, "mkdtemp");
+    snprintf(url, sizeof(url), "ipc://%s/n", dir);
+    snprintf(path, sizeof(path), "%s/p", dir);
+    bench_ipc_env env = {
+        .url = o->connect, .nng_url = url, .path = path, .rings = share(bench_ipc_rings_bytes())};
+    shared *s = share(sizeof(*s));
+    bool good = true;
+    for (uint32_t i = 0; i < NUM_KINDS && good; i++) {
+        good = measure_kind(kinds[i], o, &env, s, results, &num);
+    }
+    unlink(path);
+    unlink(url + strlen("ipc://"));
+    rmdir(dir);
+    if (good && o->json) {
+        good = write_json(o, results, num);
+    }
+    return good ? BENCH_EXIT_OK : BENCH_EXIT_FAILED;
+}
+
+int bench_ipc(int argc, char **argv) {
+    ipc_opts o = {.seconds = 1, .max_clients = BENCH_IPC_MAX_CLIENTS};
+    attnd_errinfo info = {0};
+    bench_opt table[] = {
+        {"connect", BENCH_OPT_TEXT, &o.connect, "URL", "ipc://PATH of a running daemon", 0, 0,
+         false},
+        {"seconds", BENCH_OPT_REAL, &o.seconds, "S", "of each case; default 1", 0.05, 60, false},
+        {"max-clients", BENCH_OPT_U32, &o.max_clients, "N", "leave cases with more out; default 64",
+         1, BENCH_IPC_MAX_CLIENTS, false},
+        {"json", BENCH_OPT_TEXT, &o.json, "FILE", "write the result there too", 0, 0, false},
+        {"help", BENCH_OPT_FLAG, &o.help, NULL, "print this", 0, 0, false},
+        {NULL, BENCH_OPT_HEADING, NULL, NULL, NULL, 0, 0, false},
+    };
+    attnd_err err = bench_opts_parse(table, argc, argv, &info);
+    if (!err && !o.help && !o.connect) {
+        err = attnd_fail(&info, ATTND_EINVAL, "connect", "--connect URL is needed");
+    }
+    if (err) {
+        fprintf(stderr, "attn-bench ipc: %s (attn-bench ipc --help lists the flags)\n", info.text);
+        return BENCH_EXIT_USAGE;
+    }
+    if (o.help) {
+        printf("usage: attn-bench ipc --connect URL [FLAGS]\n");
+        bench_opts_help(table, stdout);
+        return BENCH_EXIT_OK;
+    }
+    return measure(&o);
+}
