@@ -2,6 +2,7 @@
 #ifndef ATTND_TESTS_FAKE_RING_H
 #define ATTND_TESTS_FAKE_RING_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "proto/proto_msg.h"
@@ -29,7 +30,7 @@ struct fake_ring {
     uint32_t sq_head, cq_tail;
     fake_ring_attach *attach; // NULL = well
     fake_ring_answer *answer;
-    volatile int stop, hang_up;
+    atomic_int stop, hang_up;
     unsigned long thread;
 };
 
