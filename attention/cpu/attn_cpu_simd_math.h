@@ -1,0 +1,194 @@
+// attn_cpu_simd_math is the softmax of the SIMD kernels: exp2, tanh, and one step of the online
+// softmax on a tile of scores.  Included behind a vector header (attn_cpu_vec_*.h), once per
+// instruction set.
+#ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_MATH_H
+#define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_MATH_H
+
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+
+#include "attention/cpu/attn_cpu_step.h"
+#include "attention/cpu/attn_cpu_task.h"
+
+// simd_exp2 returns 2^x for x <= 127, exactly 1 for 0, exactly 0 for -inf, NaN for NaN.  2^x = 2^n
+// * p(f), n = round(x), p(f) = 1 + f * (c1 + ...): minimax for the relative error on [-1/2, 1/2]
+// with p(0) = 1; 2.0e-9 before rounding.
+static inline vec simd_exp2(vec x) {
+    x = vec_max(vec_set1(-200.0f), x);
+    vec n = vec_round(x);
+    vec f = vec_sub(x, n);
+    vec p = vec_set1(1.535336195e-4f);
+    p = vec_fma(p, f, vec_set1(1.339887385e-3f));
+    p = vec_fma(p, f, vec_set1(9.618436918e-3f));
+    p = vec_fma(p, f, vec_set1(5.550332367e-2f));
+    p = vec_fma(p, f, vec_set1(2.402264774e-1f));
+    p = vec_fma(p, f, vec_set1(6.931471825e-1f));
+    p = vec_fma(p, f, vec_set1(1.0f));
+    return vec_scale2(p, n);
+}
+
+// simd_tanh returns tanh(y) with a relative error of some ulp, near 0 too, where softcap lives for
+// small logits: tanh |y| = e / (e + 2), e = exp(2 |y|) - 1 = 2^n * (exp(r) - 1) + (2^n - 1).
+static inline vec simd_tanh(vec y) {
+    vec z = vec_min(vec_set1(20.0f), vec_mul(vec_abs(y), vec_set1(2.0f)));
+    vec n = vec_round(vec_mul(z, vec_set1((float)ATTN_LOG2E)));
+    vec r = vec_fma(n, vec_set1(-6.93145752e-1f), z); // ln 2 = 0.693145752 + 1.42860677e-6
+    r = vec_fma(n, vec_set1(-1.42860677e-6f), r);
+    vec q = vec_set1(1.0f / 5040);
+    q = vec_fma(q, r, vec_set1(1.0f / 720));
+    q = vec_fma(q, r, vec_set1(1.0f / 120));
+    q = vec_fma(q, r, vec_set1(1.0f / 24));
+    q = vec_fma(q, r, vec_set1(1.0f / 6));
+    q = vec_fma(q, r, vec_set1(0.5f));
+    vec expm1_r = vec_fma(vec_mul(r, r), q, r);
+    vec power = vec_scale2(vec_set1(1.0f), n);
+    vec e = vec_fma(power, expm1_r, vec_sub(power, vec_set1(1.0f)));
+    vec e2 = vec_add(e, vec_set1(2.0f));
+    vec small = vec_div(e, e2);
+    vec large = vec_sub(vec_set1(1.0f), vec_div(vec_set1(2.0f), e2)); // errors of e fade
+    return vec_copysign(vec_if_less(small, vec_set1(0.5f), small, large), y);
+}
+
+// simd_logits says how dot products of the rows of one KV head become logits x.  What is stored as
+// a score is x / factor, so that the last product is made inside exp2's argument and is not
+// rounded:
+//     plain             the dot product itself           factor = scale
+//     softcap           tanh(dot * scale / cap)          factor = cap
+//     slopes, or both   x                                factor = 1
+typedef struct simd_logits {
+    float factor;
+    bool plain;             // nothing to be done to the dot products
+    float scale, scale_low; // dot * (scale + scale_low): argument of tanh, or x without slope
+    float cap;              // in log2 units, 0 = off
+    const float *slopes;    // [rows], in log2 units, or NULL
+    const float *places;    // [rows]: i + kv_len - q_len of each row, for slopes
+} simd_logits;
+
+// simd_logits_set fills *l for one KV head; more is multiplied into the scale.  slopes and places
+// are the rows' and are used when the row has ALiBi slopes.
+static inline void simd_logits_set(simd_logits *l, const attn_row *row, const attn_logit *logit,
+                                   float more, const float *slopes, const float *places) {
+    bool is_capped = row->softcap > 0;
+    double scale = (double)logit->factor * (double)more;
+    scale /= is_capped ? (double)row->softcap : 1.0;
+    l->scale = (float)scale;
+    l->scale_low = (float)(scale - (double)l->scale);
+    l->cap = is_capped ? logit->cap_log2 : 0;
+    l->slopes = row->alibi_slopes ? slopes : NULL;
+    l->places = places;
+    l->plain = !is_capped && !l->slopes && l->scale > 0;
+    l->factor = l->plain ? l->scale : is_capped && !l->slopes ? l->cap : 1.0f;
+}
+
+// bend turns the dot products of one row and step into scores in place, unless they are scores.
+static inline void bend(const simd_logits *l, int32_t row, float *s, int32_t num_vecs,
+                        int32_t key) {
+    vec scale = vec_set1(l->scale);
+    vec scale_low = vec_set1(l->scale_low);
+    for (int32_t v = 0; v < num_vecs; v++) {
+        vec dot = vec_load(s + v * VEC_LANES);
+        vec factor = vec_set1(1.0f);
+        vec x = vec_fma(dot, scale, vec_mul(dot, scale_low));
+        if (l->cap > 0) {
+            x = simd_tanh(x);
+            factor = vec_set1(l->cap);
+        }
+        if (l->slopes) {
+            float away = l->places[row] - (float)(key + v * VEC_LANES);
+            vec distance = vec_abs(vec_sub(vec_set1(away), vec_iota()));
+            x = vec_fma(x, factor, vec_mul(vec_set1(-l->slopes[row]), distance));
+        }
+        vec_store(s + v * VEC_LANES, x);
+    }
+}
+
+// simd_tile is a tile of scores [rows, ATTN_STEP_KEYS] and the running state of its rows.
+typedef struct simd_tile {
+    float *s;                 // in: dot products; out: exp2(x - m)
+    float *m, *d;             // of the rows, updated
+    float *rescale;           // out: exp2(m before - m after), by which acc is to be multiplied
+    const uint64_t *row_bits; // [rows], NULL = each row sees all keys
+    int32_t rows, row_first;  // rows of the tile; row_first indexes logits' arrays
+    int32_t key_first;
+} simd_tile;
+
+enum { SIMD_TILE_ROWS = 60 }; // rows that are worked on together, a multiple of VEC_TILE_ROWS
+
+// row_max applies logits and mask to one row of scores and returns its largest score.
+static inline float row_max(const simd_tile *t, const simd_logits *l, int32_t r) {
+    float *s = t->s + r * ATTN_STEP_KEYS;
+    uint64_t bits = t->row_bits ? t->row_bits[r] : ~0ull;
+    if (bits == 0) {
+        return -INFINITY;
+    }
+    int32_t num_vecs = (ATTN_STEP_KEYS - __builtin_clzll(bits) + VEC_LANES - 1) / VEC_LANES;
+    if (!l->plain) {
+        bend(l, t->row_first + r, s, num_vecs, t->key_first);
+    }
+    vec hidden = vec_set1(-INFINITY);
+    vec most = hidden;
+    if (bits == ~0ull) {
+        for (int32_t v = 0; v < ATTN_STEP_KEYS / VEC_LANES; v++) {
+            most = vec_max(most, vec_load(s + v * VEC_LANES));
+        }
+        return vec_hmax(most);
+    }
+    for (int32_t v = 0; v < num_vecs; v++) {
+        vec x =
+            vec_select((uint32_t)(bits >> (v * VEC_LANES)), vec_load(s + v * VEC_LANES), hidden);
+        vec_store(s + v * VEC_LANES, x);
+        most = vec_max(most, x);
+    }
+    return vec_hmax(most);
+}
+
+// row_exp2 turns one row of scores into exp2(s * factor - m), zeros where nothing was computed, and
+// returns the sum.
+static inline float row_exp2(const simd_tile *t, int32_t r, float factor, float m) {
+    float *s = t->s + r * ATTN_STEP_KEYS;
+    uint64_t bits = t->row_bits ? t->row_bits[r] : ~0ull;
+    int32_t num_vecs = 0;
+    if (bits) {
+        num_vecs = (ATTN_STEP_KEYS - __builtin_clzll(bits) + VEC_LANES - 1) / VEC_LANES;
+    }
+    vec c = vec_set1(factor);
+    vec minus_m = vec_set1(-m);
+    vec sum = vec_zero();
+    for (int32_t v = 0; v < num_vecs; v++) {
+        vec e = simd_exp2(vec_fma(vec_load(s + v * VEC_LANES), c, minus_m));
+        vec_store(s + v * VEC_LANES, e);
+        sum = vec_add(sum, e);
+    }
+    for (int32_t v = num_vecs; v < ATTN_STEP_KEYS / VEC_LANES; v++) {
+        vec_store(s + v * VEC_LANES, vec_zero());
+    }
+    return vec_hsum(sum);
+}
+
+// simd_softmax_step is one step of the online softmax: m' = max(m, max x), d' = d * exp2(m - m') +
+// sum exp2(x - m').  A row that has seen nothing keeps m = -inf.
+static inline void simd_softmax_step(const simd_tile *t, const simd_logits *l) {
+    float most[SIMD_TILE_ROWS + VEC_LANES];
+    float shift[SIMD_TILE_ROWS + VEC_LANES];
+    float factor = l->factor;
+    for (int32_t r = 0; r < t->rows; r++) {
+        most[r] = row_max(t, l, r);
+    }
+    for (int32_t r = t->rows; r % VEC_LANES; r++) {
+        most[r] = -INFINITY;
+    }
+    for (int32_t r = 0; r < t->rows; r += VEC_LANES) {
+        vec before = vec_load(t->m + r);
+        vec after = vec_max(before, vec_mul(vec_load(most + r), vec_set1(factor)));
+        vec subtract = vec_max(vec_set1(-FLT_MAX), after); // not -inf: -inf - -inf is NaN
+        vec_store(t->m + r, after);
+        vec_store(shift + r, subtract);
+        vec_store(t->rescale + r, simd_exp2(vec_sub(before, subtract)));
+    }
+    for (int32_t r = 0; r < t->rows; r++) {
+        t->d[r] = t->d[r] * t->rescale[r] + row_exp2(t, r, factor, shift[r]);
+    }
+}
+
+#endif
