@@ -5,6 +5,11 @@
 //   on_ended: take ended             <-  ended = L; uv_async_send
 //      sched_launch_done(L)
 //
+//   launch of a small L: attn_cpu_run; ended = L; start soon
+//   on_soon: take ended, sched_launch_done(L), which launch itself may not call
+//
+// The engine is one caller's at a time: the loop only calls it while no launch is with the master.
+//
 // The depth is 1, so a slot each way is the whole mailbox.  The master spins for SPIN_NS before it
 // sleeps, because the next launch often comes from the callback that hears of the last; it does not
 // where it would spin on the loop's own processor.
@@ -25,6 +30,7 @@ enum {
     SPIN_US = 50,
     TURNS_PER_CLOCK = 64,
     CROWDED = 2, // with no more processors than this none is kept off, and nobody spins
+    INLINE_ROWS = 4,
 };
 
 struct srv_compute {
@@ -32,6 +38,8 @@ struct srv_compute {
     sched_backend backend;
     sched *sched;
     uv_async_t async;
+    uv_idle_t soon; // started while a launch that ran on the loop is to be told of
+    bool away;      // a launch is with the master
     bool stopped;
     pthread_t thread;
     pthread_mutex_t lock; // guards sleeping on wake, and the fields of the start
@@ -101,6 +109,7 @@ static void wait_for_work(srv_compute *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
+// run computes a launch, on either thread.
 static void run(srv_compute *c, sched_launch *launch) {
     uint64_t start_us = attnd_clock_us();
     if (launch->num_copies > 0) {
@@ -111,7 +120,6 @@ static void run(srv_compute *c, sched_launch *launch) {
     }
     launch->run_us = attnd_clock_us() - start_us;
     atomic_store(&c->ended, launch);
-    uv_async_send(&c->async);
 }
 
 static void start(srv_compute *c) {
@@ -136,6 +144,7 @@ static void *master(void *arg) {
             break; // a job that came with it is the loop's to fail
         }
         run(c, atomic_exchange(&c->job, NULL));
+        uv_async_send(&c->async);
     }
     attn_cpu_free(c->cpu);
     return NULL;
@@ -151,9 +160,33 @@ static void wake(srv_compute *c) {
     }
 }
 
+// is_small is true for a launch that takes less time than waking somebody for it.
+static bool is_small(const srv_compute *c, const sched_launch *launch) {
+    const attn_params *p = &launch->params;
+    uint64_t dims = (uint64_t)p->shape.head_dim + (uint64_t)p->shape.v_head_dim;
+    uint64_t work = 0, key = (uint64_t)p->shape.q_heads * dims;
+    if (launch->num_copies > 0 || p->num_rows > INLINE_ROWS) {
+        return false;
+    }
+    for (uint32_t i = 0; i < p->num_rows; i++) {
+        work += (uint64_t)p->rows[i].q_count * (uint64_t)p->rows[i].kv_len * key;
+    }
+    return work <= c->opts.inline_work;
+}
+
+static void on_soon(uv_idle_t *soon) {
+    srv_compute_poll(soon->data);
+}
+
 static void launch_one(void *ctx, sched_launch *launch) {
     srv_compute *c = ctx;
-    ATTND_ASSERT(atomic_load(&c->job) == NULL);
+    ATTND_ASSERT(atomic_load(&c->job) == NULL && !c->away);
+    if (!c->stopped && is_small(c, launch)) {
+        run(c, launch);
+        uv_idle_start(&c->soon, on_soon);
+        return;
+    }
+    c->away = true;
     atomic_store(&c->job, launch);
     wake(c);
 }
@@ -161,9 +194,15 @@ static void launch_one(void *ctx, sched_launch *launch) {
 bool srv_compute_poll(srv_compute *c) {
     sched_launch *launch = atomic_exchange(&c->ended, NULL);
     if (launch) {
+        c->away = false;
+        uv_idle_stop(&c->soon);
         sched_launch_done(c->sched, launch);
     }
     return launch != NULL;
+}
+
+bool srv_compute_crowds(const srv_compute *c) {
+    return c->away && !c->spins;
 }
 
 // on_ended takes in one launch: the next one sends again, so the loop's other work gets its turn.
@@ -229,7 +268,8 @@ attnd_err srv_compute_create(srv_compute **out, const srv_compute_opts *opts, at
         destroy(c);
         return attnd_fail(info, ATTND_ENOMEM, "", "no descriptor to wake the loop with");
     }
-    c->async.data = c;
+    uv_idle_init(opts->loop, &c->soon);
+    c->async.data = c->soon.data = c;
     *out = c;
     return ATTND_OK;
 }
@@ -249,6 +289,7 @@ const char *srv_compute_isa(const srv_compute *c) {
 // fail_queued ends what the master no longer takes, and what that lets follow.
 static void fail_queued(srv_compute *c) {
     for (sched_launch *launch; (launch = atomic_exchange(&c->job, NULL));) {
+        c->away = false;
         launch->err = attnd_fail(&launch->info, ATTND_ESHUTDOWN, "", "the daemon stops");
         sched_launch_done(c->sched, launch);
     }
@@ -265,6 +306,7 @@ void srv_compute_stop(srv_compute *c) {
     srv_compute_poll(c);
     fail_queued(c);
     uv_close((uv_handle_t *)&c->async, NULL);
+    uv_close((uv_handle_t *)&c->soon, NULL);
 }
 
 void srv_compute_free(srv_compute *c) {

@@ -47,7 +47,7 @@ typedef struct srv_conf {
     uint64_t threads;
     char isa[SRV_CONF_TEXT_BYTES];
     bool deterministic;
-    uint64_t prefill_chunk_tokens, decodes_in_a_row, launch_rows;
+    uint64_t prefill_chunk_tokens, decodes_in_a_row, launch_rows, inline_work;
     // [limits]
     uint64_t message_bytes, connection_bytes, connections, in_flight;
     uint64_t rings, ring_bytes, all_rings_bytes;

@@ -325,7 +325,7 @@ static void on_spin(uv_idle_t *spin) {
         now = attnd_clock_us();
         if (any) {
             t->event_us = now;
-        } else if (now - t->event_us >= t->opts.spin_us) {
+        } else if (now - t->event_us >= t->opts.spin_us || t->opts.crowds(t->opts.ctx)) {
             try_sleep(t);
         } else {
             pause_cpu();

@@ -37,6 +37,8 @@ typedef struct srv_rings_opts {
     void (*lost)(void *ctx, srv_conn *conn);
     // poll takes in what has ended elsewhere since the last time; false when that was nothing.
     bool (*poll)(void *ctx);
+    // crowds is true while others need the processor that polling takes: the loop sleeps then.
+    bool (*crowds)(void *ctx);
     void *ctx;
 } srv_rings_opts;
 

@@ -227,6 +227,11 @@ static bool poll_compute(void *ctx) {
     return srv_compute_poll(s->compute);
 }
 
+static bool compute_crowds(void *ctx) {
+    server *s = ctx;
+    return srv_compute_crowds(s->compute);
+}
+
 // add_urls cuts conf.listen at its spaces.
 static attnd_err add_urls(server *s, srv_nng_opts *opts, attnd_errinfo *info) {
     snprintf(s->urls, sizeof(s->urls), "%s", s->core.conf.listen);
@@ -294,6 +299,7 @@ static attnd_err open_rings(server *s, const srv_nng_opts *clients, attnd_errinf
         .request = request,
         .lost = lost,
         .poll = poll_compute,
+        .crowds = compute_crowds,
         .ctx = s,
     };
     attnd_err err = srv_rings_open(&s->rings, &s->loop, &opts, info);
@@ -461,6 +467,7 @@ static attnd_err start_compute(server *s, attnd_errinfo *info) {
         .pool_bytes = s->arena.bytes,
         .num_threads = (uint32_t)conf->threads,
         .max_rows = (uint32_t)conf->launch_rows,
+        .inline_work = conf->inline_work,
         .isa = conf->isa[0] ? conf->isa : NULL,
         .deterministic = conf->deterministic,
     };

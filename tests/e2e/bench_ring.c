@@ -1,8 +1,9 @@
-// bench_ring times empty attends (zero rows in an open step: every check of a real one, no kernel)
-// over rings: the round trip of one client with one in flight, then what 64 clients with 16 in
-// flight each get through.  Clients are processes.  A line a case:
-//     ring empty attend | 1 client x 1 | p50 <n> us | p99 <n> us
-//     ring empty attend | 64 clients x 16 | <n> thousand a second
+// bench_ring times attends over rings: the round trip of one client with one in flight, for empty
+// ones (zero rows in an open step: every check of a real one, no kernel) and for one token behind
+// some others; then what 64 clients with 16 empty ones in flight each get through.  Clients are
+// processes.  A line a case:
+//     ring attend, kv_len <n> | 1 client x 1 | p50 <n> us | p99 <n> us
+//     ring attend, kv_len 0 | 64 clients x 16 | <n> thousand a second
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,10 +18,11 @@
 #include "tests/e2e/ring_client.h"
 
 enum {
-    WARM_UP = 2000,
-    ROUND_TRIPS = 50000,
+    WARM_UP = 1000,
+    ROUND_TRIPS = 10000,
     REPETITIONS = 11,
-    SLOT = 1024, // of a message and its reply
+    SLOT = 512,         // of a message or reply without tensors
+    TOKEN_BYTES = 1024, // of q, k, v
     MAX_FLIGHT = 64,
     MAX_CLIENTS = 64
 };
@@ -28,7 +30,7 @@ enum {
 static const char model[] =
     "{\"name\": \"m\", \"digest\": "
     "\"0000000000000000000000000000000000000000000000000000000000000000\", \"dtype\": \"f32\", "
-    "\"layers\": 1, \"q_heads\": 1, \"kv_heads\": 1, \"head_dim\": 8}";
+    "\"layers\": 1, \"q_heads\": 4, \"kv_heads\": 2, \"head_dim\": 32}";
 
 // shared is what the processes tell each other.
 typedef struct shared {
@@ -39,6 +41,7 @@ typedef struct shared {
 typedef struct bench {
     ring_client ring;
     uint64_t step, id;
+    uint32_t tokens; // of the step
 } bench;
 
 static void need(attnd_err err, const char *what) {
@@ -48,34 +51,47 @@ static void need(attnd_err err, const char *what) {
     }
 }
 
-// open_step opens a session, a model, a sequence, and a step that has no rows.
-static void open_step(bench *b, const char *path) {
+// open_seq opens a session, a model and a sequence.
+static proto_step_seq open_seq(bench *b, const char *path, uint32_t *model_id) {
     const void *reply;
-    need(ring_client_open(&b->ring, path, 128, 1 << 20), "attach");
+    proto_step_seq seq = {.seq = 0};
+    need(ring_client_open(&b->ring, path, 128, 32 << 20), "attach");
     need(ring_client_call(&b->ring, PROTO_HELLO, ++b->id, "{}", 2, NULL), "hello");
     need(ring_client_call(&b->ring, PROTO_MODEL_OPEN, ++b->id, model, strlen(model), &reply),
          "model_open");
+    sscanf(strstr(reply, "\"model\":"), "\"model\":%u", model_id);
+    proto_model m = {.model = *model_id};
+    need(ring_client_call(&b->ring, PROTO_SEQ_CREATE, ++b->id, &m, sizeof(m), &reply), "create");
+    memcpy(&seq.seq, reply, sizeof(seq.seq));
+    return seq;
+}
+
+static void step(bench *b, uint32_t model_id, const proto_step_seq *seq) {
+    const void *reply;
     struct {
         proto_step step;
         proto_step_seq seq;
-    } body = {.step = {.num_seqs = 1}};
-    sscanf(strstr(reply, "\"model\":"), "\"model\":%u", &body.step.model);
-    proto_model m = {.model = body.step.model};
-    proto_seq seq;
-    need(ring_client_call(&b->ring, PROTO_SEQ_CREATE, ++b->id, &m, sizeof(m), &reply), "create");
-    memcpy(&seq, reply, sizeof(seq));
-    body.seq.seq = seq.seq;
+    } body = {.step = {.model = model_id, .num_seqs = 1}, .seq = *seq};
     need(ring_client_call(&b->ring, PROTO_STEP, ++b->id, &body, sizeof(body), &reply), "step");
     memcpy(&b->step, reply, sizeof(b->step));
+    b->tokens = seq->new_len;
 }
 
 static void send_attend(bench *b, uint32_t place) {
-    uint64_t at = (uint64_t)place * SLOT;
+    uint64_t room = SLOT + (uint64_t)b->tokens * TOKEN_BYTES, at = 2 * room * place;
     uint8_t *msg = ring_client_data(&b->ring, at);
+    uint32_t q = 104, k = q + b->tokens * 512, v = k + b->tokens * 256;
     proto_attend body = {.step = b->step};
-    proto_write_header(msg, PROTO_ATTEND, ++b->id, ATTND_OK, PROTO_BODY + sizeof(body));
+    size_t bytes = PROTO_BODY + sizeof(body);
+    if (b->tokens) {
+        body.q.off = q;
+        body.k.off = k;
+        body.v.off = v;
+        bytes = v + b->tokens * 256;
+    }
+    proto_write_header(msg, PROTO_ATTEND, ++b->id, ATTND_OK, bytes);
     memcpy(msg + PROTO_BODY, &body, sizeof(body));
-    ring_client_submit(&b->ring, at, PROTO_BODY + sizeof(body), at + SLOT / 2, SLOT / 2, place);
+    ring_client_submit(&b->ring, at, (uint32_t)bytes, at + room, (uint32_t)room, place);
 }
 
 static uint32_t take_attend(bench *b) {
@@ -85,6 +101,28 @@ static uint32_t take_attend(bench *b) {
     }
     need((attnd_err)done.status, "attend");
     return (uint32_t)done.user;
+}
+
+// open_step leaves a step open: of one token behind kv_len - 1 others, or of no rows.
+static void open_step(bench *b, const char *path, uint32_t kv_len) {
+    uint32_t model_id = 0;
+    proto_step_seq seq = open_seq(b, path, &model_id);
+    if (kv_len > 1) {
+        struct {
+            proto_commit commit;
+            proto_commit_seq seq;
+        } body = {.commit = {.num_seqs = 1}, .seq = {.accepted = kv_len - 1}};
+        seq.new_len = kv_len - 1;
+        step(b, model_id, &seq);
+        send_attend(b, 0);
+        ring_client_bell(&b->ring);
+        take_attend(b);
+        body.commit.step = b->step;
+        need(ring_client_call(&b->ring, PROTO_COMMIT, ++b->id, &body, sizeof(body), NULL),
+             "commit");
+    }
+    seq.new_len = kv_len > 0;
+    step(b, model_id, &seq);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -98,10 +136,10 @@ static double now_us(void) {
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-static void round_trips(const char *path) {
+static void round_trips(const char *path, uint32_t kv_len) {
     static double us[ROUND_TRIPS], p50[REPETITIONS], p99[REPETITIONS];
     bench b = {.id = 0};
-    open_step(&b, path);
+    open_step(&b, path, kv_len);
     for (int r = 0; r < REPETITIONS; r++) {
         for (int i = -WARM_UP; i < ROUND_TRIPS; i++) {
             double begin = now_us();
@@ -116,15 +154,16 @@ static void round_trips(const char *path) {
     }
     qsort(p50, REPETITIONS, sizeof(p50[0]), by_value);
     qsort(p99, REPETITIONS, sizeof(p99[0]), by_value);
-    printf("ring empty attend | 1 client x 1 | p50 %.2f us (%.2f-%.2f) | p99 %.2f us (%.2f-%.2f)\n",
-           p50[REPETITIONS / 2], p50[0], p50[REPETITIONS - 1], p99[REPETITIONS / 2], p99[0],
+    printf("ring attend, kv_len %u | 1 client x 1 | p50 %.2f us (%.2f-%.2f) | p99 %.2f us "
+           "(%.2f-%.2f)\n",
+           kv_len, p50[REPETITIONS / 2], p50[0], p50[REPETITIONS - 1], p99[REPETITIONS / 2], p99[0],
            p99[REPETITIONS - 1]);
     ring_client_close(&b.ring);
 }
 
 static void client(shared *s, int idx, const char *path, uint32_t flight) {
     bench b = {.id = 0};
-    open_step(&b, path);
+    open_step(&b, path, 0);
     b.ring.spin_us = 0; // there are more clients than processors
     __atomic_add_fetch(&s->ready, 1, __ATOMIC_SEQ_CST);
     while (!s->go) {
@@ -188,10 +227,10 @@ static void throughput(const char *path, int clients, uint32_t flight, int secon
         least = s->done[i] < least ? s->done[i] : least;
         most = s->done[i] > most ? s->done[i] : most;
     }
-    printf(
-        "ring empty attend | %d clients x %u | %.0f thousand a second | least %llu, most %llu of "
-        "a client\n",
-        clients, flight, rate, (unsigned long long)least, (unsigned long long)most);
+    printf("ring attend, kv_len 0 | %d clients x %u | %.0f thousand a second | least %llu, most "
+           "%llu of "
+           "a client\n",
+           clients, flight, rate, (unsigned long long)least, (unsigned long long)most);
     munmap(s, sizeof(*s));
 }
 
@@ -229,7 +268,10 @@ int main(int argc, char **argv) {
     }
     pid_t pid = start(dir, argc > 1 ? argv[1] : "50");
     snprintf(path, sizeof(path), "%s/s.attach", dir);
-    round_trips(path);
+    round_trips(path, 0);
+    round_trips(path, 1);
+    round_trips(path, 64);
+    round_trips(path, 1024);
     throughput(path, 1, 16, seconds);
     throughput(path, 8, 16, seconds);
     throughput(path, 64, 16, seconds);

@@ -3,6 +3,7 @@
 #include "server/srv_compute.h"
 
 #include <math.h>
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -127,10 +128,16 @@ static void make(int i, int32_t len) {
     }
 }
 
+static uint64_t inline_work; // of the next start
+
 static void start_with(const kv_cache *kv, void *memory, uint64_t bytes) {
     ck_assert_int_eq(uv_loop_init(&loop), 0);
-    srv_compute_opts opts = {
-        .loop = &loop, .kv = kv, .pool = memory, .pool_bytes = bytes, .max_rows = 8};
+    srv_compute_opts opts = {.loop = &loop,
+                             .kv = kv,
+                             .pool = memory,
+                             .pool_bytes = bytes,
+                             .max_rows = 8,
+                             .inline_work = inline_work};
     attnd_errinfo info;
     ATTND_CK_OK(srv_compute_create(&compute, &opts, &info));
     sched_opts sopts = {.max_queued = 64,
@@ -233,6 +240,90 @@ START_TEST(poll_takes_in_what_ended) {
     ATTND_CK_OK(sched_submit(s, &attends[1].req, NULL));
     run_until_idle();
     ck_assert_uint_eq(attends[1].num_done, 1);
+    stop();
+}
+END_TEST
+
+// 2 query rows, 2 keys, 4 heads, 16 + 16 dims: 512 multiply-adds.
+enum { TWO_TOKENS = 2 * 2 * Q_HEADS * 2 * DIM };
+
+START_TEST(a_small_launch_runs_at_once_and_is_told_of_later) {
+    inline_work = TWO_TOKENS;
+    start();
+    make(0, 2);
+    ATTND_CK_OK(sched_submit(s, &attends[0].req, NULL));
+    ck_assert_uint_eq(attends[0].num_done, 0);
+    ck_assert(srv_compute_poll(compute)); // nobody was waited for
+    ck_assert_uint_eq(attends[0].num_done, 1);
+    ATTND_CK_OK(attends[0].err);
+    check_reference(&attends[0]);
+    ck_assert(!srv_compute_poll(compute));
+    stop();
+}
+END_TEST
+
+START_TEST(the_loop_tells_of_a_small_launch_in_its_next_turn) {
+    inline_work = TWO_TOKENS;
+    start();
+    for (int i = 0; i < NUM; i++) {
+        make(i, 2);
+        ATTND_CK_OK(sched_submit(s, &attends[i].req, NULL));
+        uv_run(&loop, UV_RUN_NOWAIT);
+        ck_assert_uint_eq(attends[i].num_done, 1);
+        check_reference(&attends[i]);
+    }
+    ck_assert_int_eq(uv_backend_timeout(&loop), -1); // it may sleep
+    stop();
+}
+END_TEST
+
+START_TEST(what_comes_behind_a_small_launch_gathers) {
+    inline_work = TWO_TOKENS;
+    start();
+    for (int i = 0; i < 7; i++) { // the first one runs, six are one launch of the threads
+        make(i, 2);
+        ATTND_CK_OK(sched_submit(s, &attends[i].req, NULL));
+    }
+    ck_assert(srv_compute_poll(compute));
+    sched_info info;
+    sched_get_info(s, &info);
+    ck_assert_uint_eq(info.launches, 2);
+    run_until_idle();
+    for (int i = 0; i < 7; i++) {
+        ck_assert_uint_eq(attends[i].num_done, 1);
+        check_reference(&attends[i]);
+    }
+    stop();
+}
+END_TEST
+
+START_TEST(a_launch_above_the_limit_is_the_threads) {
+    inline_work = TWO_TOKENS - 1;
+    start();
+    make(0, 2);
+    ck_assert(!srv_compute_crowds(compute));
+    ATTND_CK_OK(sched_submit(s, &attends[0].req, NULL));
+    cpu_set_t set;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof(set), &set), 0);
+    ck_assert(srv_compute_crowds(compute) == (CPU_COUNT(&set) <= 2));
+    run_until_idle();
+    ck_assert(!srv_compute_crowds(compute));
+    check_reference(&attends[0]);
+    stop();
+}
+END_TEST
+
+START_TEST(stop_answers_a_small_launch_and_what_gathered_behind_it) {
+    inline_work = TWO_TOKENS;
+    start();
+    for (int i = 0; i < 2; i++) {
+        make(i, 2);
+        ATTND_CK_OK(sched_submit(s, &attends[i].req, NULL));
+    }
+    srv_compute_stop(compute);
+    ck_assert(sched_idle(s));
+    ATTND_CK_OK(attends[0].err);
+    ATTND_CK_ERR(attends[1].err, ATTND_ESHUTDOWN);
     stop();
 }
 END_TEST
@@ -354,6 +445,11 @@ static Suite *suite(void) {
     tcase_add_test(t, chunks_and_batches_give_what_the_reference_gives);
     tcase_add_test(t, work_after_a_pause_wakes_the_threads);
     tcase_add_test(t, poll_takes_in_what_ended);
+    tcase_add_test(t, a_small_launch_runs_at_once_and_is_told_of_later);
+    tcase_add_test(t, the_loop_tells_of_a_small_launch_in_its_next_turn);
+    tcase_add_test(t, what_comes_behind_a_small_launch_gathers);
+    tcase_add_test(t, a_launch_above_the_limit_is_the_threads);
+    tcase_add_test(t, stop_answers_a_small_launch_and_what_gathered_behind_it);
     tcase_add_test(t, copies_of_a_forked_sequence_run);
     tcase_add_test(t, refused_launch_is_an_error_of_its_requests);
     tcase_add_test(t, stop_answers_what_is_queued);
