@@ -83,7 +83,8 @@ static attnd_err reattach(srv_core *core, const hello *h, attnd_errinfo *info) {
     return attnd_fail(info, ATTND_EBUSY, "session", "the session has another connection");
 }
 
-static cJSON *describe_session(const srv_core *core, const srv_session *s) {
+static cJSON *describe_session(const srv_core *core, const srv_conn *conn) {
+    const srv_session *s = conn->session;
     cJSON *doc = cJSON_CreateObject();
     cJSON *limits = cJSON_AddObjectToObject(doc, "limits");
     cJSON_AddStringToObject(doc, "daemon", "attnd " ATTND_VERSION);
@@ -92,9 +93,9 @@ static cJSON *describe_session(const srv_core *core, const srv_session *s) {
     proto_json_add_hex(doc, "secret", s->secret, sizeof(s->secret));
     cJSON_AddStringToObject(doc, "tenant", core->conf.tenants[s->tenant_idx].name);
     cJSON_AddFalseToObject(doc, "reattached");
-    if (core->attach_path && s->uid != UINT32_MAX) {
+    if (core->attach_path && s->uid != UINT32_MAX && !conn->admin) {
         cJSON_AddStringToObject(doc, "attach_socket", core->attach_path);
-    } else { // over tcp:// the path would be another machine's
+    } else { // over tcp:// it would be another machine's, and a ring has no administration
         cJSON_AddNullToObject(doc, "attach_socket");
     }
     cJSON_AddNumberToObject(limits, "message_bytes", (double)core->conf.message_bytes);
@@ -134,7 +135,7 @@ SRV_HANDLER(hello) {
     attnd_log(ATTND_LOG_INFO, "session", "%llx of %s, tenant %s, uid %d%s",
               (unsigned long long)s->id, s->client, core->conf.tenants[tenant_idx].name,
               (int)s->uid, rq->conn->admin ? ", administration" : "");
-    srv_reply_json(rq, describe_session(core, s));
+    srv_reply_json(rq, describe_session(core, rq->conn));
 }
 
 // ---- stats
