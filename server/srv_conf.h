@@ -52,6 +52,7 @@ typedef struct srv_conf {
     uint64_t message_bytes, connection_bytes, connections, in_flight;
     uint64_t rings, ring_bytes, all_rings_bytes;
     uint64_t send_timeout_ms, hello_timeout_ms;
+    uint64_t session_steps, session_sequences;
     uint64_t steps, step_seqs, step_rows, step_bytes, queue, tenant_queue;
     // [tenant NAME]; the first one is "default", which is always there
     srv_conf_tenant tenants[SRV_CONF_MAX_TENANTS];

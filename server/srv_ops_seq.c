@@ -13,12 +13,22 @@ static attnd_err must_be_zero(uint32_t value, const char *field, attnd_errinfo *
     return value ? attnd_fail(info, ATTND_EINVAL, field, "must be 0") : ATTND_OK;
 }
 
+static attnd_err check_room(const srv_core *core, const srv_request *rq, attnd_errinfo *info) {
+    if (rq->session->num_seqs >= core->conf.session_sequences) {
+        return attnd_fail(info, ATTND_EBUSY, "", "the client holds %u sequences",
+                          rq->session->num_seqs);
+    }
+    return ATTND_OK;
+}
+
+// reply_seq answers a request that made the session the holder of one more sequence.
 static void reply_seq(srv_request *rq, attnd_err err, uint64_t seq, uint32_t len,
                       const attnd_errinfo *info) {
     proto_seq reply = {.seq = seq, .len = len};
     if (err) {
         srv_reply_error(rq, err, info);
     } else {
+        rq->session->num_seqs++;
         srv_reply_bytes(rq, &reply, sizeof(reply));
     }
 }
@@ -55,6 +65,9 @@ SRV_HANDLER(seq_create) {
         err = attnd_fail(&info, ATTND_ENOENT, "model", "no such model");
     }
     if (!err) {
+        err = check_room(core, rq, &info);
+    }
+    if (!err) {
         err = kv_seq_create(core->kv, kv_rq(rq), body.model, &seq, &info);
     }
     reply_seq(rq, err, seq, 0, &info);
@@ -67,6 +80,9 @@ SRV_HANDLER(seq_fork) {
     uint32_t len = 0;
     attnd_errinfo info;
     attnd_err err = read_seq(rq, &body, false, &info);
+    if (!err) {
+        err = check_room(core, rq, &info);
+    }
     if (!err) {
         err = kv_seq_fork(core->kv, kv_rq(rq), body.seq, &forked, &len, &info);
     }
@@ -91,6 +107,7 @@ SRV_HANDLER(seq_free) {
     attnd_err err = read_seq(rq, &body, false, &info);
     if (!err) {
         err = kv_seq_free(core->kv, kv_rq(rq), body.seq, &info);
+        rq->session->num_seqs -= !err;
     }
     reply_freed(core, rq, err, &info);
 }
@@ -109,9 +126,22 @@ SRV_HANDLER(seq_keep) {
     reply_freed(core, rq, err, &info);
 }
 
+// holds is true when the session holds a kept sequence of that name already.
+static bool holds(const srv_core *core, const srv_session *s, uint32_t model, const char *name) {
+    uint32_t cursor = 0;
+    kv_seq_info info;
+    while (kv_seq_next(core->kv, s->tenant, &cursor, &info)) {
+        if (info.session == s->id && info.model == model && strcmp(info.name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 SRV_HANDLER(seq_attach) {
     (void)kept;
     proto_seq_attach body;
+    bool held = false;
     uint64_t seq = 0;
     uint32_t len = 0;
     attnd_errinfo info;
@@ -126,8 +156,13 @@ SRV_HANDLER(seq_attach) {
         err = attnd_fail(&info, ATTND_ENOENT, "model", "no such model");
     }
     if (!err) {
+        held = holds(core, rq->session, body.model, body.name);
+        err = held ? ATTND_OK : check_room(core, rq, &info);
+    }
+    if (!err) {
         err = kv_seq_attach(core->kv, kv_rq(rq), body.model, body.name, &seq, &len, &info);
     }
+    rq->session->num_seqs -= !err && held; // it is no further one
     reply_seq(rq, err, seq, len, &info);
 }
 

@@ -48,6 +48,7 @@ attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, 
     s->settling = false;
     s->opened_ms = attnd_clock_ms();
     s->num_requests = s->errors = 0;
+    s->num_steps = s->num_seqs = 0;
     memset(s->client, 0, sizeof(s->client));
     memcpy(s->client, client, strnlen(client, sizeof(s->client) - 1));
     list_init(&s->requests);

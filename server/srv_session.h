@@ -26,6 +26,7 @@ struct srv_session {
     list_node steps;      // srv_step.node
     uint16_t *model_uses; // [conf.max_models], times that the session has opened each
     uint64_t opened_ms;
+    uint32_t num_steps, num_seqs;  // held now
     uint64_t num_requests, errors; // since hello
 };
 

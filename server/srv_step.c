@@ -48,6 +48,10 @@ void srv_steps_fini(srv_steps *t) {
 
 attnd_err srv_step_take(srv_core *core, srv_session *session, uint32_t num_seqs, srv_step **out,
                         attnd_errinfo *info) {
+    if (session->num_steps >= core->conf.session_steps) {
+        return attnd_fail(info, ATTND_EBUSY, "", "the client has %u steps open or waiting",
+                          session->num_steps);
+    }
     list_node *node = list_first(&core->steps.free);
     if (!node) {
         return attnd_fail(info, ATTND_EBUSY, "", "all steps are taken");
@@ -69,6 +73,7 @@ attnd_err srv_step_take(srv_core *core, srv_session *session, uint32_t num_seqs,
     list_init(&step->cancels);
     list_append(&session->steps, &step->node);
     core->steps.num_open++;
+    session->num_steps++;
     *out = step;
     return ATTND_OK;
 }
@@ -94,6 +99,7 @@ void srv_step_release(srv_core *core, srv_step *step) {
     list_remove(&step->node);
     list_append(&core->steps.free, &step->node);
     core->steps.num_open--;
+    session->num_steps--;
     for (list_node *node; (node = list_first(&step->cancels));) {
         list_remove(node);
         srv_reply_empty(LIST_ENTRY(node, srv_request, wait_node));

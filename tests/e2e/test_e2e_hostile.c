@@ -413,10 +413,10 @@ static void make_many(raw_client *c) {
 }
 
 static const char *const many[] = {
-    "--set", "cache.memory=32MiB",      "--set", "cache.slab=1MiB",
-    "--set", "limits.connections=8",    "--set", "cache.max_sequences=8400",
-    "--set", "cache.max_seq_blocks=64", "--set", "limits.send_timeout=1500ms",
-    NULL};
+    "--set", "cache.memory=32MiB",         "--set", "cache.slab=1MiB",
+    "--set", "limits.connections=8",       "--set", "cache.max_sequences=8400",
+    "--set", "cache.max_seq_blocks=64",    "--set", "limits.session_sequences=8400",
+    "--set", "limits.send_timeout=1500ms", NULL};
 
 START_TEST(a_client_that_never_reads_costs_the_others_nothing) {
     raw_client never, junk;

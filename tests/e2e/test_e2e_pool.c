@@ -294,6 +294,51 @@ START_TEST(a_client_sees_its_own_tenant_only) {
 }
 END_TEST
 
+START_TEST(one_client_has_a_bounded_part_of_steps_and_sequences) {
+    e2e_daemon own = {.dir = ""};
+    e2e_client one, two;
+    play_seq q[5], other;
+    play_step step;
+    e2e_start(&own,
+              (const char *const[]){"--set", "cache.memory=4MiB", "--set", "cache.slab=1MiB",
+                                    "--set", "limits.steps=4", "--set", "limits.session_steps=3",
+                                    "--set", "limits.session_sequences=4", NULL});
+    e2e_connect(&one, own.url);
+    e2e_connect(&two, own.url);
+    play_hello(&one, "one");
+    play_hello(&two, "two");
+    play_model tiny = play_tiny();
+    play_open(&one, &tiny);
+    for (int i = 0; i < 4; i++) {
+        play_create(&one, &tiny, &q[i]);
+    }
+    proto_model model = {.model = tiny.id};
+    proto_seq body = {.seq = q[0].handle};
+    ATTND_CK_ERR(e2e_call(&one, PROTO_SEQ_CREATE, &model, sizeof(model), NULL), ATTND_EBUSY);
+    ATTND_CK_ERR(e2e_call(&one, PROTO_SEQ_FORK, &body, sizeof(body), NULL), ATTND_EBUSY);
+    proto_seq_keep keep = {.seq = q[0].handle, .ttl_ms = 1000, .name = "k"};
+    ATTND_CK_OK(e2e_call(&one, PROTO_SEQ_KEEP, &keep, sizeof(keep), NULL));
+    proto_seq_attach attach = {.model = tiny.id, .name = "k"}; // held already: no further one
+    ATTND_CK_OK(e2e_call(&one, PROTO_SEQ_ATTACH, &attach, sizeof(attach), NULL));
+    for (int i = 0; i < 3; i++) {
+        ATTND_CK_OK(open_blocks(&one, &q[i], 1, 0, &step));
+    }
+    play_part last = {.seq = &q[3], .new_len = 1};
+    play_step refused;
+    ATTND_CK_ERR(play_step_open(&one, &tiny, &last, 1, 0, &refused, NULL), ATTND_EBUSY);
+    play_create(&two, &tiny, &other);
+    ATTND_CK_OK(open_blocks(&two, &other, 1, 0, &refused)); // the fourth is left for others
+    cancel_step(&one, &step);
+    ATTND_CK_OK(play_step_open(&one, &tiny, &last, 1, 0, &step, NULL));
+    play_free(&one, &q[2]);
+    ATTND_CK_OK(e2e_call(&one, PROTO_SEQ_CREATE, &model, sizeof(model), NULL));
+    ATTND_CK_ERR(e2e_call(&one, PROTO_SEQ_CREATE, &model, sizeof(model), NULL), ATTND_EBUSY);
+    e2e_close(&one);
+    e2e_close(&two);
+    e2e_stop(&own);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("e2e_pool");
     TCase *tc = tcase_create("pool");
@@ -308,6 +353,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_waiting_step_can_be_canceled_by_its_request);
     tcase_add_test(tc, a_quota_bounds_its_tenant_and_nobody_else);
     tcase_add_test(tc, a_client_sees_its_own_tenant_only);
+    tcase_add_test(tc, one_client_has_a_bounded_part_of_steps_and_sequences);
     suite_add_tcase(s, tc);
     return s;
 }

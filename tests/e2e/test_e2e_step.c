@@ -513,6 +513,75 @@ START_TEST(positions_and_masks_have_a_bound) {
 }
 END_TEST
 
+START_TEST(an_attend_that_runs_can_be_canceled_and_repeated) {
+    play_model m = play_tiny();
+    play_seq s;
+    play_open(&c, &m);
+    play_create(&c, &m, &s);
+    play_step step;
+    play_part part = {.seq = &s, .new_len = 2000};
+    ATTND_CK_OK(play_step_open(&c, &m, &part, 1, 0, &step, NULL));
+    play_tensors t = play_random(&step);
+    e2e_buf b, again;
+    e2e_flight f;
+    e2e_reply r;
+    uint64_t id = ++c.id;
+    play_attend_body(&b, id, &step, 0, 0, &t);
+    e2e_send(&c, &f, b.data, b.bytes);
+    e2e_await_stat(&c, "scheduler.running", 1, 2000);
+    play_attend_body(&again, ++c.id, &step, 0, 0, &t); // the same slots at the same time
+    ATTND_CK_ERR(e2e_call_raw(&c, again.data, again.bytes, &r), ATTND_EBUSY);
+    ck_assert_str_eq(r.error.field, "layer");
+    e2e_reply_fini(&r);
+    ATTND_CK_ERR(play_commit(&c, &step, NULL, NULL), ATTND_EBUSY);
+    proto_cancel cancel = {.request = id};
+    ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL));
+    ATTND_CK_ERR(e2e_recv(&f, &r), ATTND_ECANCELED);
+    e2e_reply_fini(&r);
+    ATTND_CK_ERR(play_commit(&c, &step, NULL, &r), ATTND_EINVAL); // layer 0 is still missing
+    ck_assert_int_eq(r.error.detail, 0);
+    e2e_reply_fini(&r);
+    ATTND_CK_OK(e2e_call_raw(&c, b.data, b.bytes, &r));
+    e2e_reply_fini(&r);
+    proto_cancel end = {.step = step.handle};
+    ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &end, sizeof(end), NULL));
+    ck_assert_double_eq(e2e_stat(&c, "blocks.in_use"), 0);
+    e2e_buf_fini(&b);
+    e2e_buf_fini(&again);
+    play_tensors_fini(&t);
+    play_forget(&s);
+}
+END_TEST
+
+START_TEST(a_step_that_is_canceled_under_its_attend_waits_for_it) {
+    play_model m = play_tiny();
+    play_seq s;
+    play_open(&c, &m);
+    play_create(&c, &m, &s);
+    play_step step;
+    play_part part = {.seq = &s, .new_len = 2000};
+    ATTND_CK_OK(play_step_open(&c, &m, &part, 1, 0, &step, NULL));
+    play_tensors t = play_random(&step);
+    e2e_buf b;
+    e2e_flight f;
+    e2e_reply r;
+    play_attend_body(&b, ++c.id, &step, 0, 0, &t);
+    e2e_send(&c, &f, b.data, b.bytes);
+    e2e_await_stat(&c, "scheduler.running", 1, 2000);
+    proto_cancel end = {.step = step.handle};
+    ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &end, sizeof(end), NULL));
+    ck_assert(e2e_arrived(&f, 1000)); // answered before the cancel was
+    ATTND_CK_ERR(e2e_recv(&f, &r), ATTND_ECANCELED);
+    e2e_reply_fini(&r);
+    ck_assert_double_eq(e2e_stat(&c, "blocks.in_use"), 0);
+    e2e_buf_fini(&b);
+    play_tensors_fini(&t);
+    play_seq *const seqs[] = {&s};
+    play_token(&c, seqs, 1, 3);
+    play_free(&c, &s);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("e2e_step");
     TCase *tc = tcase_create("step");
@@ -536,6 +605,8 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_sequence_has_one_open_step);
     tcase_add_test(tc, a_step_can_carry_the_commit_of_the_one_before);
     tcase_add_test(tc, positions_and_masks_have_a_bound);
+    tcase_add_test(tc, an_attend_that_runs_can_be_canceled_and_repeated);
+    tcase_add_test(tc, a_step_that_is_canceled_under_its_attend_waits_for_it);
     suite_add_tcase(s, tc);
     return s;
 }
