@@ -137,6 +137,7 @@ else
 fi
 check "direction of includes" tests/check_includes.sh
 check "headers compile alone" tests/check_headers.sh
+check "links of the README" tests/check_readme.sh
 if command -v systemd-analyze >/dev/null; then
     check "systemd unit" unit_file
 else
