@@ -1,0 +1,177 @@
+// decode_kernel is paged split-KV decode: q_len up to 8 or so, any GQA ratio, appended tokens and
+// RoPE included, one launch.  README.md has the picture and the counts.
+//
+// Grid: one CTA an SM, always; what each computes stands in the plan (attn_cuda_plan.h).  The first
+// warps are the consumers, the last one is the loader.
+#ifndef ATTND_ATTENTION_CUDA_DECODE_KERNEL_CUH
+#define ATTND_ATTENTION_CUDA_DECODE_KERNEL_CUH
+
+#include "attention/cuda/decode_load.cuh"
+#include "attention/cuda/decode_math.cuh"
+#include "attention/cuda/decode_merge.cuh"
+#include "attention/cuda/decode_rope.cuh"
+
+// decode_release hands a buffer back, once all lanes of the warp are done with it.
+__device__ __forceinline__ void decode_release(const uint64_t *empty, const decode_ring &at) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        ptx::mbar_arrive(ptx::s_addr(&empty[at.index()]));
+    }
+}
+
+// decode_queries is where the queries of an item lie.
+template <typename Traits>
+__device__ __forceinline__ unsigned char *decode_queries(typename Traits::smem &s,
+                                                         const decode_ring &items) {
+    const uint32_t num_items = decode_num_items(s.items[items.index()].piece.slot_rows);
+    return s.queries + items.index() * (Traits::kQueryBytes / num_items);
+}
+
+// decode_consume computes an item with kNt * 8 query rows a warp.  The item has landed.
+template <typename Traits, int kNt>
+__device__ void decode_consume(typename Traits::smem &s, const decode_item &item,
+                               unsigned char *s_queries, const decode_args &args) {
+    // Roles.  Up to 8 * kNt query rows, the warps share out the tiles of a stage; with more, some
+    // of them hold different sets of query rows and read the same tiles.
+    const attn_cuda_record &r = item.record;
+    const int thread = ptx::thread(), lane = thread % 32, warp = thread / 32;
+    const int num_rows = r.tokens * r.heads;
+    const int sets_log2 = decode_sets_log2<kNt>(num_rows);
+    const decode_lane at(lane);
+
+    // Queries.
+    if (r.inv_freq && num_rows > 0) {
+        decode_rotate_queries<Traits>(r, s_queries, thread);
+        decode_fence<Traits>();
+        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers);
+    }
+    decode_rows<Traits, kNt> rows;
+    rows.begin(r, ptx::s_addr(s_queries), (warp & ((1 << sets_log2) - 1)) * 8 * kNt, at);
+
+    // Stages.  Every warp passes all of them, so that a stage is free when all have.
+    const int32_t first_key = item.piece.tile_first * Traits::kTile;
+    const int32_t end_key = min(first_key + item.piece.num_tiles * Traits::kTile, r.kv_len);
+    int32_t key = first_key & ~(Traits::kStageTokens - 1);
+    decode_ring ring = s.rings[warp];
+    for (;; key += Traits::kStageTokens) {
+        const int32_t first = max(key, first_key), end = min(key + Traits::kStageTokens, end_key);
+        auto &stage = s.stages[ring.index()];
+        ring.wait_full(s.full);
+        if (end > r.kv_len - r.new_len) {
+            decode_append<Traits>(item, args, stage.k, stage.v, key,
+                                  max(first, r.kv_len - r.new_len), end, ptx::thread());
+        }
+#pragma unroll 1
+        for (int n = ptx::thread() / 32 >> sets_log2; n < Traits::kStageTiles;
+             n += Traits::kWarps >> sets_log2) {
+            const int32_t tile_key = key + n * Traits::kTile;
+            if (tile_key >= first && tile_key < end && num_rows > 0) {
+                const uint32_t offset = (uint32_t)(n * Traits::kTile * Traits::kRowBytes);
+                rows.tile(item, args, ptx::s_addr(stage.k) + offset, ptx::s_addr(stage.v) + offset,
+                          tile_key, at);
+            }
+        }
+        if (key + Traits::kStageTokens >= end_key) {
+            break;
+        }
+        decode_release(s.empty, ring);
+        ring.advance(Traits::kStages);
+    }
+
+    // Epilogue, in the last stage.
+    if (num_rows > 0) {
+        auto &stage = s.stages[ring.index()];
+        decode_merge<Traits>(s, args, item)
+            .finish(rows, ptx::s_addr(stage.k), ptx::s_addr(stage.v));
+        decode_fence<Traits>();
+    }
+    decode_release(s.empty, ring);
+    ring.advance(Traits::kStages);
+    s.rings[ptx::thread() / 32] = ring;
+}
+
+// decode_next takes the next item; false after the last.  The last part of a head merges all of
+// them: at once when they are all this CTA's, else when nothing else is left to do.  Where a warp
+// stands among items and stages it looks up each time: registers are short in between.
+template <typename Traits>
+__device__ bool decode_next(typename Traits::smem &s, const decode_args &args) {
+    const decode_ring items = s.item_rings[ptx::thread() / 32];
+    items.wait_full(s.item_full);
+    const decode_item &item = s.items[items.index()];
+    if (item.piece.kv_head < 0) {
+        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // shared_item written
+    } else if (item.piece.num_tiles == 0) {
+        decode_merge<Traits>(s, args, item).write_empty();
+    } else if (item.record.tokens * item.record.heads <= 8) {
+        decode_consume<Traits, 1>(s, item, decode_queries<Traits>(s, items), args);
+    } else {
+        decode_consume<Traits, 2>(s, item, decode_queries<Traits>(s, items), args);
+    }
+
+    const int thread = ptx::thread();
+    decode_ring &place = s.item_rings[thread / 32];
+    const decode_item &done = s.items[place.index()];
+    const bool is_end = done.piece.kv_head < 0;
+    const decode_item &last = is_end ? s.shared_item : done;
+    if (last.piece.num_parts > 1 && last.piece.part == last.piece.num_parts - 1) {
+        if (is_end || !last.piece.is_shared) {
+            decode_merge<Traits>(s, args, last)
+                .merge_parts((float *)decode_queries<Traits>(s, place));
+        } else if (thread < (int)sizeof(decode_item) / 16) {
+            ((uint4 *)&s.shared_item)[thread] = ((const uint4 *)&done)[thread];
+        }
+    }
+    const uint32_t num_items = decode_num_items(done.piece.slot_rows);
+    decode_release(s.item_empty, place);
+    if (thread % 32 == 0) {
+        place.advance(num_items);
+    }
+    __syncwarp();
+    return !is_end;
+}
+
+template <int kHeadDim, typename T, bool kBulk>
+__global__ void __launch_bounds__(decode_traits<kHeadDim, T, kBulk>::kThreads, 1)
+    decode_kernel(const __grid_constant__ decode_args args) {
+    using Traits = decode_traits<kHeadDim, T, kBulk>;
+    extern __shared__ __align__(128) unsigned char s_memory[];
+    typename Traits::smem &s = *(typename Traits::smem *)s_memory;
+
+    // Barriers.
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Traits::kStages; i++) {
+            ptx::mbar_init(ptx::s_addr(&s.full[i]), Traits::kFullArrivals);
+            ptx::mbar_init(ptx::s_addr(&s.empty[i]), Traits::kWarps);
+        }
+        for (int i = 0; i < Traits::kItems; i++) {
+            ptx::mbar_init(ptx::s_addr(&s.item_full[i]), Traits::kFullArrivals);
+            ptx::mbar_init(ptx::s_addr(&s.item_empty[i]), Traits::kWarps);
+        }
+        if constexpr (kBulk) {
+            ptx::fence_mbar_init();
+        }
+        s.shared_item.piece.num_parts = 0;
+    }
+    if (threadIdx.x < Traits::kWarps) {
+        s.rings[threadIdx.x] = s.item_rings[threadIdx.x] = decode_ring();
+    }
+    __syncthreads();
+    if constexpr (kBulk) {
+        ptx::grid_launch_next();
+    }
+
+    // Loader.
+    if (threadIdx.x >= Traits::kConsumers) {
+        decode_loader<Traits>(s, args).run();
+        return;
+    }
+    decode_grid_wait<Traits>();
+
+    // Consumers.  The last part of a head merges all of them: at once when they are all this CTA's,
+    // else when nothing else is left to do.  Where a warp stands among stages and items, it looks
+    // up anew each time: registers are short in between.
+    while (decode_next<Traits>(s, args)) {
+    }
+}
+
+#endif

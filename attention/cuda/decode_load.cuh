@@ -1,0 +1,203 @@
+// decode_load is the loader of the decode kernel: one warp that walks the CTA's share of the plan
+// and fills the buffers, item after item: the record and the queries, then K and V of the tiles, in
+// stages.  It runs ahead of the consumers as far as the buffers go, across items.
+//
+// A stage holds keys [n, n + 1) * kStageTokens of the sequence, as far as the piece goes.  A lane
+// stands for one run, the tokens of a block that fall into one stage: the block table of 32 runs is
+// read by one load, a batch ahead, and the runs of a stage are copied by as many lanes at once.
+#ifndef ATTND_ATTENTION_CUDA_DECODE_LOAD_CUH
+#define ATTND_ATTENTION_CUDA_DECODE_LOAD_CUH
+
+#include "attention/cuda/decode_traits.cuh"
+
+template <typename Traits>
+struct decode_loader {
+    typename Traits::smem &s;
+    const decode_args &args;
+    const int lane;
+    const uint64_t once;
+    decode_ring ring, items;
+
+    __device__ decode_loader(typename Traits::smem &smem, const decode_args &a)
+        : s(smem), args(a), lane((int)threadIdx.x % 32), once(ptx::policy_evict_first()) {}
+
+    // copy copies bytes of each lane (0 = none), and reports them to s_bar.
+    __device__ void copy(uint32_t s_dst, const void *g_src, uint32_t bytes, uint32_t s_bar,
+                         bool is_once = false) {
+        if constexpr (Traits::kIsBulk) {
+            if (bytes > 0 && is_once) {
+                ptx::bulk_copy_once(s_dst, g_src, bytes, s_bar, once);
+            } else if (bytes > 0) {
+                ptx::bulk_copy(s_dst, g_src, bytes, s_bar);
+            }
+        } else {
+            for (uint32_t todo = __ballot_sync(~0u, bytes > 0); todo != 0; todo &= todo - 1) {
+                int from = __ffs((int)todo) - 1;
+                uint32_t dst = __shfl_sync(~0u, s_dst, from);
+                const char *src = (const char *)__shfl_sync(~0u, (unsigned long long)g_src, from);
+                uint32_t end = __shfl_sync(~0u, bytes, from);
+                for (uint32_t i = (uint32_t)lane * 16; i < end; i += 32 * 16) {
+                    ptx::cp_async_16(dst + i, src + i);
+                }
+            }
+        }
+    }
+
+    // commit ends a buffer that waits for bytes in all.
+    __device__ void commit(uint32_t bytes, uint32_t s_bar) {
+        if constexpr (!Traits::kIsBulk) {
+            ptx::cp_async_arrive(s_bar);
+        }
+        __syncwarp();
+        if (lane == 0) {
+            if constexpr (Traits::kIsBulk) {
+                ptx::mbar_arrive_expect(s_bar, bytes);
+            } else {
+                ptx::mbar_arrive(s_bar);
+            }
+        }
+    }
+
+    // load_item hands over a piece, its record and its queries.  r is NULL at the end.
+    __device__ void load_item(const attn_cuda_piece &piece, const attn_cuda_record *r) {
+        constexpr int kGroups = Traits::kRowBytes / 64;
+        const uint32_t num_items = decode_num_items(piece.slot_rows);
+        const uint32_t s_bar = ptx::s_addr(&s.item_full[items.index()]);
+        const uint32_t s_queries =
+            ptx::s_addr(s.queries) + items.index() * (Traits::kQueryBytes / num_items);
+        items.wait_empty(s.item_empty);
+        decode_item *s_item = &s.items[items.index()];
+        if (lane == 0) {
+            s_item->piece = piece;
+        }
+        uint32_t bytes = 0;
+        if (r) {
+            const int heads = r->heads;
+            const int groups = piece.num_tiles > 0 ? r->tokens * heads * kGroups : 0;
+            const char *q = r->q + (piece.kv_head * args.group + r->head_first) * r->q_head_bytes;
+            bytes = sizeof(*r) + (uint32_t)groups * 64;
+            copy(ptx::s_addr(&s_item->record), r, lane == 0 ? sizeof(*r) : 0, s_bar);
+#pragma unroll 1
+            for (int first = 0; first < groups; first += 32) {
+                const int row = (first + lane) / kGroups, byte = (first + lane) % kGroups * 64;
+                const int token = decode_token(*r, row);
+                const char *src =
+                    q + token * r->q_token_bytes + (row - token * heads) * r->q_head_bytes + byte;
+                copy(s_queries + decode_query_at<Traits>(row, byte), src,
+                     first + lane < groups ? 64 : 0, s_bar);
+            }
+        }
+        commit(bytes, s_bar);
+        items.advance(num_items);
+    }
+
+    // copy_new copies new tokens [first, end) of a sequence, which are not in the pool yet.
+    __device__ void copy_new(uint32_t s_stage, int32_t stage_key, int32_t first, int32_t end,
+                             const char *g_new, int64_t token_bytes, int32_t old_len,
+                             uint32_t s_bar) {
+#pragma unroll 1
+        for (int32_t key = first + lane; key - lane < end; key += 32) {
+            copy(s_stage + (uint32_t)(key - stage_key) * Traits::kRowBytes,
+                 g_new + (key - old_len) * token_bytes, key < end ? Traits::kRowBytes : 0, s_bar);
+        }
+    }
+
+    // source is what of a piece's record its tiles are loaded by.
+    struct source {
+        const uint32_t *table;
+        const char *k, *v, *k_new, *v_new;
+        int64_t k_new_bytes, v_new_bytes; // a token
+        int32_t first_key, end_key, old_len;
+        bool is_once;
+
+        __device__ source(const attn_cuda_piece &piece, const attn_cuda_record &r,
+                          const decode_args &args) {
+            table = r.table;
+            k = r.k + piece.kv_head * args.k_head_bytes;
+            v = r.v + piece.kv_head * args.v_head_bytes;
+            k_new = r.k_new + piece.kv_head * r.k_new_head_bytes;
+            v_new = r.v_new + piece.kv_head * r.v_new_head_bytes;
+            k_new_bytes = r.k_new_token_bytes;
+            v_new_bytes = r.v_new_token_bytes;
+            first_key = piece.tile_first * Traits::kTile;
+            end_key = min((piece.tile_first + piece.num_tiles) * Traits::kTile, r.kv_len);
+            old_len = r.kv_len - r.new_len;
+            is_once = !(r.flags & ATTN_CUDA_REREAD);
+        }
+    };
+
+    __device__ uint32_t entry_of(const source &from, int32_t run) const {
+        const bool is_read = run + (1 << args.run_tokens_log2) > from.first_key &&
+                             run < min(from.end_key, from.old_len);
+        return !is_read                      ? 0
+               : args.block_tokens_log2 >= 0 ? __ldg(from.table + (run >> args.block_tokens_log2))
+                                             : __ldg(from.table + run / args.block_tokens);
+    }
+
+    // load_tiles fills a stage for each kStageTokens keys.  run_key is the first key
+    // of the lane's run in the first of them, next_entry its block.
+    __device__ void load_tiles(const source &from, int32_t run_key, uint32_t next_entry) {
+        const uint32_t block_tokens = (uint32_t)args.block_tokens;
+        const int run_log2 = args.run_tokens_log2;
+        const int runs_log2 = Traits::kStageTokensLog2 - run_log2;  // of a stage
+        int32_t key = from.first_key & ~(Traits::kStageTokens - 1); // of the stage
+        while (key < from.end_key) {
+            const int32_t run_first = max(run_key, from.first_key);
+            const int32_t run_end = min(run_key + (1 << run_log2), min(from.end_key, from.old_len));
+            const uint32_t in_block = args.block_tokens_log2 >= 0
+                                          ? (uint32_t)run_first & (block_tokens - 1)
+                                          : (uint32_t)run_first % block_tokens;
+            const int64_t offset =
+                (int64_t)(next_entry * args.block_stride + in_block * Traits::kRowBytes);
+            const uint32_t bytes = (uint32_t)max(run_end - run_first, 0) * Traits::kRowBytes;
+            const uint32_t at =
+                (uint32_t)(run_first & (Traits::kStageTokens - 1)) * Traits::kRowBytes;
+            run_key += 32 << run_log2;
+            next_entry = entry_of(from, run_key);
+#pragma unroll 1
+            for (int i = 0; i < 32 >> runs_log2 && key < from.end_key; i++) {
+                const int32_t first = max(key, from.first_key);
+                const int32_t end = min(key + Traits::kStageTokens, from.end_key);
+                const uint32_t my_bytes = lane >> runs_log2 == i ? bytes : 0;
+                const uint32_t s_bar = ptx::s_addr(&s.full[ring.index()]);
+                const uint32_t s_k = ptx::s_addr(s.stages[ring.index()].k);
+                const uint32_t s_v = ptx::s_addr(s.stages[ring.index()].v);
+                ring.wait_empty(s.empty);
+                copy(s_k + at, from.k + offset, my_bytes, s_bar, from.is_once);
+                copy(s_v + at, from.v + offset, my_bytes, s_bar, from.is_once);
+                if (end > from.old_len) {
+                    const int32_t first_new = max(first, from.old_len);
+                    copy_new(s_k, key, first_new, end, from.k_new, from.k_new_bytes, from.old_len,
+                             s_bar);
+                    copy_new(s_v, key, first_new, end, from.v_new, from.v_new_bytes, from.old_len,
+                             s_bar);
+                }
+                commit((uint32_t)(end - first) * 2 * Traits::kRowBytes, s_bar);
+                ring.advance(Traits::kStages);
+                key += Traits::kStageTokens;
+            }
+        }
+    }
+
+    __device__ void run() {
+        attn_cuda_walk walk;
+        attn_cuda_piece piece;
+        attn_cuda_walk_init(&walk, args.plan, gridDim.x, blockIdx.x, (uint32_t)args.kv_heads);
+        bool is_first = true;
+        while (const attn_cuda_record *r = attn_cuda_walk_next(&walk, &piece)) {
+            const source from(piece, *r, args);
+            const int32_t run_key =
+                (from.first_key & ~(Traits::kStageTokens - 1)) + (lane << args.run_tokens_log2);
+            if (is_first) {
+                decode_grid_wait<Traits>();
+                is_first = false;
+            }
+            const uint32_t entry = entry_of(from, run_key); // comes while the item is handed over
+            load_item(piece, r);
+            load_tiles(from, run_key, entry);
+        }
+        load_item(piece, nullptr);
+    }
+};
+
+#endif

@@ -1,0 +1,298 @@
+// decode_merge ends an item: the eight warps' states become one, which is written out, or left in a
+// slot for whoever of the head's parts comes last.
+//
+//     state of a query row = (m, d, o):  d = sum exp2(x - m),  o = sum exp2(x - m) * v
+//     merged: m = max m_i,  d = sum exp2(m_i - m) * d_i,  o likewise;  out = o / (d + exp2(sink -
+//     m))
+//
+// The scratch for it is the item's last stage, which is handed back afterwards.
+#ifndef ATTND_ATTENTION_CUDA_DECODE_MERGE_CUH
+#define ATTND_ATTENTION_CUDA_DECODE_MERGE_CUH
+
+#include "attention/cuda/decode_math.cuh"
+
+template <typename Traits>
+struct decode_merge {
+    static constexpr int kQuads = Traits::kDim / 4; // float4s of an output row
+    static constexpr int kSlotBytes = 8 * Traits::kDim * 4;
+    static_assert(Traits::kWarps * kSlotBytes <= Traits::kStageBytes,
+                  "a stage holds what the warps have of 8 query rows");
+
+    typename Traits::smem &s;
+    const decode_args &args;
+    const decode_item &item;
+    const attn_cuda_record &r;
+    const int thread; // of the consumers
+
+    __device__ decode_merge(typename Traits::smem &smem, const decode_args &a, const decode_item &i)
+        : s(smem), args(a), item(i), r(i.record), thread(ptx::thread()) {}
+
+    __device__ float *slot(int part) const {
+        const uint64_t slot_floats = item.piece.slot_rows * (Traits::kDim + 4);
+        return args.slots + attn_cuda_slot(&item.piece, part) * slot_floats;
+    }
+
+    // quad_address is where a warp's sums of dims [4 * quad, + 4) of query row q of 8 lie.  The
+    // quads are swapped about such that the eight lanes that store at a time hit all banks.
+    static __device__ uint32_t quad_address(uint32_t s_stage, int warp, int q, int quad) {
+        const int pair = q / 2; // of rows, one a lane
+        uint32_t swap = (uint32_t)(Traits::kDim == 128 ? pair : (pair & 1) | (pair & 2) << 1);
+        return s_stage + (uint32_t)(warp * kSlotBytes + q * Traits::kDim * 4) +
+               (((uint32_t)quad ^ swap) * 16);
+    }
+
+    // write writes dims [4 * quad, + 4) of a query row of the whole head.
+    __device__ void write(int row, int quad, float4 o, float m, float d) const {
+        const int token = decode_token(r, row);
+        const int head = item.piece.kv_head * args.group + r.head_first + row - token * r.heads;
+        float whole = d;
+        if (r.sinks && !(r.flags & ATTN_PARTIAL)) {
+            whole += ptx::exp2(1.4426950408889634f * __ldg(r.sinks + head) - m);
+        }
+        const float scale = d == 0 ? 0 : 1 / whole;
+        uint2 y = {ptx::pack<typename Traits::type>(o.x * scale, o.y * scale),
+                   ptx::pack<typename Traits::type>(o.z * scale, o.w * scale)};
+        if (d == 0) {
+            y = make_uint2(0, 0);
+        }
+        typename Traits::type *out = (typename Traits::type *)r.out;
+        *(uint2 *)(out + token * r.out_token + head * r.out_head + quad * 4) = y;
+        if (r.lse && quad == 0) {
+            r.lse[head * r.lse_head + token] =
+                d == 0 ? -INFINITY : fmaf(m, 0.6931471805599453f, logf(d));
+        }
+    }
+
+    // write_part writes the same to this part's slot.
+    __device__ void write_part(int row, int quad, float4 o, float m, float d) const {
+        float *g_slot = slot(item.piece.part);
+        *(float4 *)(g_slot + row * Traits::kDim + quad * 4) = o;
+        if (quad == 0) {
+            float2 *states = (float2 *)(g_slot + item.piece.slot_rows * Traits::kDim);
+            states[row] = make_float2(m, d);
+        }
+    }
+
+    __device__ void write_empty() const {
+        const int quads = r.tokens * r.heads * kQuads;
+#pragma unroll 1
+        for (int i = thread; i < quads; i += Traits::kConsumers) {
+            write(i / kQuads, i % kQuads, make_float4(0, 0, 0, 0), 0, 0);
+        }
+    }
+
+    // top is the largest maximum of a query row among the warps that share it: first, and each
+    // 1 << sets_log2 from there on.
+    template <int kNt>
+    __device__ float top(int sets_log2, int first, int in_warp) const {
+        float m = DECODE_NO_MAX;
+#pragma unroll
+        for (int i = 0; i < Traits::kWarps; i++) {
+            const int warp = kNt == 1 ? i : first + (i << sets_log2);
+            if (warp < Traits::kWarps) {
+                m = fmaxf(m, s.states[warp][in_warp].x);
+            }
+        }
+        return m;
+    }
+
+    // gather adds up dims [4 * quad, + 4) of a query row over the warps that share it.
+    template <int kNt>
+    __device__ void gather(int sets_log2, int row, int quad, uint32_t s_k, uint32_t s_v) const {
+        const int first = kNt == 1 ? 0 : row / 16, in_warp = row % (8 * kNt);
+        const float m = top<kNt>(sets_log2, first, in_warp);
+        float d = 0;
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < Traits::kWarps; i++) {
+            const int warp = kNt == 1 ? i : first + (i << sets_log2);
+            if (warp < Traits::kWarps) {
+                float2 state = s.states[warp][in_warp];
+                d += state.y * ptx::exp2(state.x - m);
+                float4 x =
+                    ptx::s_load_f32(quad_address(in_warp < 8 ? s_k : s_v, warp, in_warp % 8, quad));
+                o.x += x.x;
+                o.y += x.y;
+                o.z += x.z;
+                o.w += x.w;
+            }
+        }
+        if (item.piece.num_parts == 1) {
+            write(row, quad, o, m, d);
+        } else {
+            write_part(row, quad, o, m, d);
+        }
+    }
+
+    // put scales a warp's sums of 8 query rows to the common maximum and stores them.
+    template <int kNt>
+    __device__ void put(const decode_rows<Traits, kNt> &rows, int sets_log2, int nt,
+                        uint32_t s_stage, decode_lane at) const {
+        const int warp = thread / 32;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int q = 2 * at.t + e;
+            const float m = top<kNt>(sets_log2, warp & ((1 << sets_log2) - 1), nt * 8 + q);
+            const float scale = ptx::exp2(rows.m[nt][e] - m);
+            // A lane has kDim / 8 dims side by side; the upper half of them lies in c[2] and c[3].
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int c = 2 * half + e;
+#pragma unroll
+                for (int i = 0; i < Traits::kOuts / 4; i++) {
+                    const int quad = at.g * (kQuads / 8) + half * (kQuads / 16) + i;
+                    ptx::s_store_f32(quad_address(s_stage, warp, q, quad),
+                                     rows.o[nt][4 * i][c] * scale, rows.o[nt][4 * i + 1][c] * scale,
+                                     rows.o[nt][4 * i + 2][c] * scale,
+                                     rows.o[nt][4 * i + 3][c] * scale);
+                }
+            }
+        }
+    }
+
+    // finish merges the warps.  s_k and s_v are K and V of the item's last stage.
+    template <int kNt>
+    __device__ void finish(const decode_rows<Traits, kNt> &rows, uint32_t s_k, uint32_t s_v) {
+        const int sets_log2 = decode_sets_log2<kNt>(r.tokens * r.heads);
+        const decode_lane at(thread % 32);
+#pragma unroll
+        for (int nt = 0; nt < kNt; nt++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float d = rows.l[nt][e];
+                d += __shfl_xor_sync(~0u, d, 4);
+                d += __shfl_xor_sync(~0u, d, 8);
+                d += __shfl_xor_sync(~0u, d, 16);
+                if (at.g == 0) {
+                    s.states[thread / 32][nt * 8 + 2 * at.t + e] = make_float2(rows.m[nt][e], d);
+                }
+            }
+        }
+        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // states written, last tiles read
+#pragma unroll
+        for (int nt = 0; nt < kNt; nt++) {
+            put(rows, sets_log2, nt, nt == 0 ? s_k : s_v, at);
+        }
+        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // sums written
+#pragma unroll 1
+        for (int i = thread; i < r.tokens * r.heads * kQuads; i += Traits::kConsumers) {
+            gather<kNt>(sets_log2, i / kQuads, i % kQuads, s_k, s_v);
+        }
+    }
+
+    // A word of a slot that nobody has written holds 0xffffffff, a NaN that no operation gives: so
+    // each word tells by itself whether it is there, and needs neither counter nor fence.
+    static __device__ bool is_there(float2 v) {
+        return __float_as_uint(v.x) != ~0u && __float_as_uint(v.y) != ~0u;
+    }
+    static __device__ bool is_there(float4 v) {
+        return is_there(make_float2(v.x, v.y)) && is_there(make_float2(v.z, v.w));
+    }
+
+    // weigh_parts makes the weights of parts [first, first + num) of all query rows, num <= 31, a
+    // lane each: exp2(m_i - m).  Lane 31 has the weight of what was merged before.
+    __device__ void weigh_parts(int first, int num, float *s_weights) const {
+        const int lane = thread % 32;
+        const float none = __uint_as_float(~0u);
+#pragma unroll 1
+        for (int row = thread / 32; row < r.tokens * r.heads; row += Traits::kWarps) {
+            float2 &s_state = s.states[row / 16][row % 16];
+            const float2 before = first > 0 ? s_state : make_float2(DECODE_NO_MAX, 0);
+            float2 state = lane == 31 ? before : make_float2(DECODE_NO_MAX, 0);
+            if (lane < num) {
+                float2 *g_state =
+                    (float2 *)(slot(first + lane) + item.piece.slot_rows * Traits::kDim + row * 2);
+                do {
+                    state = ptx::g_load_now(g_state);
+                } while (!is_there(state));
+                *g_state = make_float2(none, none);
+            }
+            float m = state.x;
+#pragma unroll
+            for (int i = 16; i > 0; i /= 2) {
+                m = fmaxf(m, __shfl_xor_sync(~0u, m, i));
+            }
+            const float weight = ptx::exp2(state.x - m);
+            float d = state.y * weight;
+#pragma unroll
+            for (int i = 16; i > 0; i /= 2) {
+                d += __shfl_xor_sync(~0u, d, i);
+            }
+            s_weights[row * 32 + lane] = weight;
+            __syncwarp(); // all have read what was merged before
+            if (lane == 0) {
+                s_state = make_float2(m, d);
+            }
+        }
+    }
+
+    // add_parts adds up the sums of a quad over these parts.
+    __device__ float4 add_parts(int first, int num, int row, int quad,
+                                const float *s_weights) const {
+        constexpr int kAtOnce = 8; // loads in flight
+        const float none = __uint_as_float(~0u);
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int i = 0; i < num; i += kAtOnce) {
+            float4 x[kAtOnce];
+#pragma unroll
+            for (int k = 0; k < kAtOnce; k++) {
+                if (i + k < num) {
+                    x[k] = ptx::g_load_now((float4 *)(slot(first + i + k) + row * Traits::kDim) +
+                                           quad);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < kAtOnce; k++) {
+                if (i + k < num) {
+                    float4 *g_x = (float4 *)(slot(first + i + k) + row * Traits::kDim) + quad;
+                    while (!is_there(x[k])) {
+                        x[k] = ptx::g_load_now(g_x);
+                    }
+                    *g_x = make_float4(none, none, none, none);
+                    const float w = s_weights[row * 32 + i + k];
+                    o = make_float4(fmaf(x[k].x, w, o.x), fmaf(x[k].y, w, o.y),
+                                    fmaf(x[k].z, w, o.z), fmaf(x[k].w, w, o.w));
+                }
+            }
+        }
+        return o;
+    }
+
+    // merge_parts merges the slots of all parts, in ascending order, writes the result, and leaves
+    // the slots as they were before the launch.  s_weights: [query rows, 32].
+    __device__ void merge_parts(float *s_weights) const {
+        constexpr int kParts = 31; // at a time; what is merged so far waits in slot 0
+        const int num = item.piece.num_parts;
+        const float none = __uint_as_float(~0u);
+        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // states of the warps read
+#pragma unroll 1
+        for (int first = 0; first < num; first += kParts) {
+            const bool is_last = first + kParts >= num;
+            weigh_parts(first, min(kParts, num - first), s_weights);
+            ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // weights written
+#pragma unroll 1
+            for (int i = thread; i < r.tokens * r.heads * kQuads; i += Traits::kConsumers) {
+                const int row = i / kQuads, quad = i % kQuads;
+                float4 *g_merged = (float4 *)(slot(0) + row * Traits::kDim) + quad;
+                float4 o = add_parts(first, min(kParts, num - first), row, quad, s_weights);
+                if (first > 0) {
+                    const float4 x = *g_merged;
+                    const float w = s_weights[row * 32 + 31];
+                    o = make_float4(fmaf(x.x, w, o.x), fmaf(x.y, w, o.y), fmaf(x.z, w, o.z),
+                                    fmaf(x.w, w, o.w));
+                }
+                if (is_last) {
+                    const float2 state = s.states[row / 16][row % 16];
+                    write(row, quad, o, state.x, state.y);
+                }
+                if (!is_last || first > 0) {
+                    *g_merged = is_last ? make_float4(none, none, none, none) : o;
+                }
+            }
+            ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // weights and states read
+        }
+    }
+};
+
+#endif

@@ -1,0 +1,90 @@
+// decode_rope rotates rows in shared memory, in place: the queries of an item, and the new keys of
+// a stage.  Angles are taken and reduced in float64, so that positions of a million are as exact as
+// small ones.
+#ifndef ATTND_ATTENTION_CUDA_DECODE_ROPE_CUH
+#define ATTND_ATTENTION_CUDA_DECODE_ROPE_CUH
+
+#include "attention/cuda/decode_traits.cuh"
+
+// decode_rotate rotates x and y, pair p of a row, to a position.
+template <typename T>
+__device__ __forceinline__ void decode_rotate(T *s_x, T *s_y, int p, int32_t position,
+                                              const attn_cuda_record &r) {
+    const double turns = 0.15915494309189535 * ((double)position * (double)__ldg(r.inv_freq + p));
+    const double half_turns = 2 * (turns - rint(turns)); // in [-1, 1]
+    const float angle = (float)half_turns;
+    const float rest = 3.14159265f * (float)(half_turns - (double)angle);
+    float sin_a, cos_a;
+    sincospif(angle, &sin_a, &cos_a);
+    const float s = fmaf(cos_a, rest, sin_a), c = fmaf(-sin_a, rest, cos_a);
+    const float x = (float)*s_x, y = (float)*s_y;
+    // The two products may cancel: what rounding takes from the second one is given back.
+    const float ys = y * s, xs = x * s;
+    *s_x = (T)(r.attention_factor * (fmaf(x, c, -ys) - fmaf(y, s, -ys)));
+    *s_y = (T)(r.attention_factor * (fmaf(y, c, xs) + fmaf(x, s, -xs)));
+}
+
+// decode_pair_dims returns the two dims of pair p.
+__device__ __forceinline__ int2 decode_pair_dims(int p, const attn_cuda_record &r) {
+    return r.flags & ATTN_CUDA_INTERLEAVED ? make_int2(2 * p, 2 * p + 1)
+                                           : make_int2(p, p + r.rotary_dim / 2);
+}
+
+// decode_rotate_queries rotates all query rows of an item, by all consumers.
+template <typename Traits>
+__device__ void decode_rotate_queries(const attn_cuda_record &r, unsigned char *s_queries,
+                                      int thread) {
+    using T = typename Traits::type;
+    const int pairs = r.rotary_dim / 2;
+#pragma unroll 1
+    for (int i = thread; i < r.tokens * r.heads * pairs; i += Traits::kConsumers) {
+        const int row = i / pairs, token = decode_token(r, row);
+        const int2 dims = decode_pair_dims(i % pairs, r);
+        decode_rotate((T *)(s_queries + decode_query_at<Traits>(row, 2 * dims.x)),
+                      (T *)(s_queries + decode_query_at<Traits>(row, 2 * dims.y)), i % pairs,
+                      r.q_positions ? __ldg(r.q_positions + token) : r.position + token, r);
+    }
+}
+
+// decode_append rotates new keys [first, end) in a stage that begins with key stage_key, by all
+// consumers, and writes them and the new values to the pool when the record is the one that
+// appends.
+template <typename Traits>
+__device__ void decode_append(const decode_item &item, const decode_args &args, unsigned char *s_k,
+                              unsigned char *s_v, int32_t stage_key, int32_t first, int32_t end,
+                              int thread) {
+    using T = typename Traits::type;
+    constexpr int kPieces = Traits::kRowBytes / 16;
+    const attn_cuda_record &r = item.record;
+    const int32_t old_len = r.kv_len - r.new_len;
+    if (r.inv_freq) {
+        const int pairs = r.rotary_dim / 2;
+#pragma unroll 1
+        for (int i = thread; i < (end - first) * pairs; i += Traits::kConsumers) {
+            const int32_t key = first + i / pairs;
+            const int2 dims = decode_pair_dims(i % pairs, r);
+            T *s_row = (T *)(s_k + (key - stage_key) * Traits::kRowBytes);
+            decode_rotate(s_row + dims.x, s_row + dims.y, i % pairs,
+                          r.k_positions ? __ldg(r.k_positions + (key - old_len)) : key, r);
+        }
+        decode_fence<Traits>();
+        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers);
+    }
+    if (!(r.flags & ATTN_CUDA_APPENDS)) {
+        return;
+    }
+#pragma unroll 1
+    for (int i = thread; i < (end - first) * kPieces; i += Traits::kConsumers) {
+        const int32_t key = first + i / kPieces;
+        const int32_t in_stage = (key - stage_key) * Traits::kRowBytes + i % kPieces * 16;
+        const int64_t in_pool =
+            (int64_t)(__ldg(r.table + key / args.block_tokens) * args.block_stride) +
+            (int64_t)(key % args.block_tokens) * Traits::kRowBytes + i % kPieces * 16;
+        *(uint4 *)(r.k + item.piece.kv_head * args.k_head_bytes + in_pool) =
+            *(const uint4 *)(s_k + in_stage);
+        *(uint4 *)(r.v + item.piece.kv_head * args.v_head_bytes + in_pool) =
+            *(const uint4 *)(s_v + in_stage);
+    }
+}
+
+#endif

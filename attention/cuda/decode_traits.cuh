@@ -1,0 +1,118 @@
+// decode_traits holds the constants of the decode kernel and its shared memory.  README.md has the
+// picture.
+#ifndef ATTND_ATTENTION_CUDA_DECODE_TRAITS_CUH
+#define ATTND_ATTENTION_CUDA_DECODE_TRAITS_CUH
+
+#include "attention/cuda/attn_cuda_walk.h"
+#include "attention/cuda/decode_instance.h"
+#include "attention/cuda/ptx.cuh"
+
+static_assert(sizeof(attn_cuda_head) % 16 == 0 && sizeof(attn_cuda_start) == 16 &&
+                  sizeof(attn_cuda_record) == 288 && sizeof(attn_cuda_piece) % 16 == 0,
+              "a record is copied in 16-byte pieces");
+
+// decode_item is what one pass of the consumers computes: a piece of a KV head of a record.
+struct decode_item {
+    attn_cuda_record record;
+    attn_cuda_piece piece;
+};
+
+// decode_ring is a place in a ring of buffers, each with a barrier "full" and one "empty": an
+// index, and how often it came round, odd or even.  One register.
+struct decode_ring {
+    uint32_t place = 0; // index, and behind 8 bits the phase
+
+    __device__ uint32_t index() const { return place & 0xff; }
+    __device__ void advance(uint32_t num) {
+        place = index() + 1 == num ? (place & 0x100) ^ 0x100 : place + 1;
+    }
+    __device__ void wait_full(const uint64_t *full) const {
+        ptx::mbar_wait(ptx::s_addr(&full[index()]), place >> 8);
+    }
+    __device__ void wait_empty(const uint64_t *empty) const {
+        ptx::mbar_wait(ptx::s_addr(&empty[index()]), place >> 8 ^ 1);
+    }
+};
+
+template <int kHeadDim, typename T, bool kBulk>
+struct decode_traits {
+    using type = T;
+    static constexpr int kDim = kHeadDim;
+    static constexpr bool kIsBulk = kBulk; // cp.async.bulk, else 16-byte cp.async
+    static constexpr int kRowBytes = kHeadDim * 2;
+    static constexpr int kTile = ATTN_CUDA_TILE_TOKENS; // keys that a warp takes at a time
+
+    // A stage holds K and V of some tiles: one for each warp, or two with head_dim 64.
+    static constexpr int kWarps = kBulk ? 8 : 4; // consumers
+    static constexpr int kStageTiles = kWarps * 128 / kHeadDim;
+    static constexpr int kStageTokens = kStageTiles * kTile;
+    static constexpr int kStageTokensLog2 = kStageTokens == 256 ? 8 : kStageTokens == 128 ? 7 : 6;
+    static constexpr int kStageBytes = kStageTokens * kRowBytes; // of K, and of V
+    static_assert(1 << kStageTokensLog2 == kStageTokens, "stages begin at multiples of their size");
+    static constexpr int kStages = kBulk ? 3 : 2;  // 192 KiB; 64 KiB suit any GPU since sm_80
+    static constexpr int kConsumers = 32 * kWarps; // threads
+    static constexpr int kThreads = kConsumers + 32;
+    static constexpr int kFullArrivals = kBulk ? 1 : 33; // the lanes' copies, and lane 0 itself
+
+    // Items wait in up to four places: the queries of two of the largest items, or of four.
+    static constexpr int kQueryBytes = 2 * ATTN_CUDA_QUERY_ROWS * kRowBytes;
+    static constexpr int kItems = 4;
+
+    static constexpr int kSteps = kHeadDim / 32; // 16-byte pieces of a key that a lane takes
+    static constexpr int kOuts = kHeadDim / 16;  // matrix products that make an output row
+
+    struct smem {
+        struct {
+            alignas(128) unsigned char k[kStageBytes], v[kStageBytes];
+        } stages[kStages];
+        alignas(128) unsigned char queries[kQueryBytes];
+        alignas(16) decode_item items[kItems];
+        float2 states[kWarps][16]; // (maximum, denominator) of a warp's query rows
+        uint64_t full[kStages], empty[kStages];
+        uint64_t item_full[kItems], item_empty[kItems];
+        decode_ring rings[kWarps], item_rings[kWarps]; // where each warp stands
+        decode_item shared_item; // the last part of a head that begins in another CTA
+    };
+    static_assert(sizeof(smem) <= (kBulk ? 227 : 99) * 1024, "what a CTA can have");
+    static_assert(kStageBytes % 128 == 0, "bulk copies are slow when they cross lines");
+};
+
+// Named barriers; 0 is __syncthreads.
+enum decode_barrier { BAR_CONSUMERS = 1 };
+
+// decode_num_items is how many places for items there are: the queries of one take a quarter of
+// smem.queries, or half.
+__device__ __forceinline__ uint32_t decode_num_items(uint32_t slot_rows) {
+    return slot_rows <= ATTN_CUDA_QUERY_ROWS / 2 ? 4 : 2;
+}
+
+// decode_token returns the token of a query row.
+__device__ __forceinline__ int decode_token(const attn_cuda_record &r, int row) {
+    return (int)((uint32_t)row * r.heads_inverse >> 16);
+}
+
+// decode_query_at is where byte `byte` of a query row lies.  Odd rows have their 64-byte halves of
+// 128 exchanged, so that eight lanes that read four pieces of each of two rows hit all banks.
+template <typename Traits>
+__device__ __forceinline__ uint32_t decode_query_at(int row, int byte) {
+    return (uint32_t)(row * Traits::kRowBytes + (byte ^ (row & 1) << 6));
+}
+
+// decode_fence orders this thread's stores to a buffer before the copies that fill it next.
+template <typename Traits>
+__device__ __forceinline__ void decode_fence() {
+    if constexpr (Traits::kIsBulk) {
+        ptx::fence_async_shared();
+    }
+}
+
+// decode_grid_wait waits for what came before this launch, which may have begun early.  The plan
+// alone may be read before: it was uploaded before the kernel that this one overlaps.
+template <typename Traits>
+__device__ __forceinline__ void decode_grid_wait() {
+    if constexpr (Traits::kIsBulk) {
+        ptx::grid_wait();
+    }
+}
+
+#endif

@@ -1,0 +1,357 @@
+// The plan of the CUDA kernels: random launches are planned, all CTAs walk their shares, and the
+// pieces together must be the launch, each tile once.
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention/cuda/attn_cuda_walk.h"
+#include "tests/check_main.h"
+
+enum {
+    MAX_RECORDS = 4096,
+    MAX_CTAS = 132,
+    KV_HEADS = 3,
+    TILE = ATTN_CUDA_TILE_TOKENS,
+    MAX_ROWS = 64
+};
+
+static union {
+    attn_cuda_head head;
+    unsigned char room[sizeof(attn_cuda_head) + MAX_CTAS * sizeof(attn_cuda_start) +
+                       MAX_RECORDS * sizeof(attn_cuda_record)];
+} plan __attribute__((aligned(16)));
+
+static attn_row rows[MAX_ROWS];
+static attn_params params;
+static attn_cuda_limits limits;
+static _Alignas(16) uint16_t memory[64]; // whatever needs an address
+static uint32_t table[1];
+static uint64_t state;
+
+static int32_t below(int32_t n) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (int32_t)((state >> 33) % (uint64_t)n);
+}
+
+static attn_row *add_row(int32_t kv_len, int32_t q_len, int32_t new_len) {
+    attn_row *row = &rows[params.num_rows++];
+    *row = (attn_row){.q = memory,
+                      .out = memory,
+                      .k_new = memory,
+                      .v_new = memory,
+                      .table = table,
+                      .kv_len = kv_len,
+                      .q_len = q_len,
+                      .new_len = new_len,
+                      .q_count = q_len,
+                      .flags = ATTN_CAUSAL,
+                      .window_left = -1,
+                      .window_right = -1};
+    return row;
+}
+
+static void begin(int32_t group, uint32_t num_ctas) {
+    params = (attn_params){.shape = {.q_dtype = ATTND_BF16,
+                                     .kv_dtype = ATTND_BF16,
+                                     .q_heads = KV_HEADS * group,
+                                     .kv_heads = KV_HEADS,
+                                     .head_dim = 128,
+                                     .v_head_dim = 128,
+                                     .block_tokens = 64,
+                                     .stride_k_token = 128,
+                                     .stride_k_head = 64 * 128,
+                                     .stride_v_token = 128,
+                                     .stride_v_head = 64 * 128,
+                                     .block_stride = 2 * KV_HEADS * 64 * 128 * 2},
+                           .pool = memory,
+                           .pool_bytes = UINT64_MAX,
+                           .num_blocks = UINT64_MAX,
+                           .rows = rows};
+    limits = (attn_cuda_limits){.num_ctas = num_ctas,
+                                .max_records = MAX_RECORDS,
+                                .slot_floats = 1ull << 40,
+                                .min_part_tiles = 1};
+}
+
+static attnd_err make(attnd_errinfo *info) {
+    return attn_cuda_plan_make(&plan.head, &params, &limits, NULL, info);
+}
+
+static attn_cuda_record *record_at(uint32_t i) {
+    return &attn_cuda_records(&plan.head, limits.num_ctas)[i];
+}
+
+// seen is what the walk of all CTAs said of one KV head of one record.
+typedef struct seen {
+    int32_t next_tile, parts, num_parts, pieces;
+    uint32_t cta; // of the first piece
+} seen;
+
+static seen heads[MAX_RECORDS][KV_HEADS];
+static unsigned char slots[1 << 20]; // slots in use
+
+static void take_piece(uint32_t cta, const attn_cuda_record *r, const attn_cuda_piece *piece) {
+    uint32_t i = (uint32_t)(r - record_at(0));
+    ck_assert(piece->kv_head >= 0 && piece->kv_head < KV_HEADS);
+    seen *h = &heads[i][piece->kv_head];
+    if (h->pieces++ == 0) {
+        h->next_tile = r->tile_first;
+        h->num_parts = piece->num_parts;
+        h->cta = cta;
+    }
+    ck_assert_int_eq(piece->tile_first,
+                     r->tile_end > r->tile_first ? h->next_tile : piece->tile_first);
+    ck_assert_int_eq(piece->part, h->parts);
+    ck_assert_int_eq(piece->num_parts, h->num_parts);
+    ck_assert(piece->is_shared || h->cta == cta);
+    h->next_tile += piece->num_tiles;
+    h->parts++;
+    if (piece->num_parts > 1 && r->tokens > 0) {
+        uint32_t slot = attn_cuda_slot(piece, piece->part);
+        ck_assert_uint_lt(slot, sizeof(slots));
+        ck_assert_msg(!slots[slot], "slot %u twice, cta %u", slot, cta);
+        slots[slot] = 1;
+    }
+    if (params.deterministic && r->tile_end > r->tile_first) {
+        int32_t step = ATTN_SPLIT_TOKENS / TILE;
+        ck_assert(piece->tile_first == r->tile_first || piece->tile_first % step == 0);
+        ck_assert_int_le(piece->tile_first % step + piece->num_tiles, step);
+    }
+}
+
+// walk walks all CTAs, checks that the pieces are the launch, and returns the most tiles of a CTA.
+static int32_t walk(void) {
+    int32_t most = 0;
+    memset(heads, 0, sizeof(heads));
+    memset(slots, 0, sizeof(slots));
+    for (uint32_t cta = 0; cta < limits.num_ctas; cta++) {
+        attn_cuda_walk w;
+        attn_cuda_piece piece = {0};
+        int32_t tiles = 0;
+        attn_cuda_walk_init(&w, &plan.head, limits.num_ctas, cta, KV_HEADS);
+        for (const attn_cuda_record *r; (r = attn_cuda_walk_next(&w, &piece));) {
+            take_piece(cta, r, &piece);
+            tiles += piece.num_tiles;
+        }
+        ck_assert_int_eq(piece.kv_head, -1);
+        most = tiles > most ? tiles : most;
+    }
+    for (uint32_t i = 0; i < plan.head.num_records; i++) {
+        for (int32_t h = 0; h < KV_HEADS; h++) {
+            ck_assert_int_ge(heads[i][h].pieces, 1);
+            ck_assert_int_eq(heads[i][h].parts, heads[i][h].num_parts);
+            ck_assert_int_eq(heads[i][h].next_tile, record_at(i)->tile_end);
+        }
+    }
+    return most;
+}
+
+// check_records holds the records against the rows: each query row once, the keys that it sees and
+// the tokens that are appended among the tiles.
+static void check_records(void) {
+    int32_t group = params.shape.q_heads / KV_HEADS;
+    uint32_t i = 0;
+    for (uint32_t n = 0; n < params.num_rows; n++) {
+        const attn_row *row = &rows[n];
+        int64_t query_rows = 0;
+        int appends = 0;
+        for (; i < plan.head.num_records && record_at(i)->kv_len == row->kv_len &&
+               query_rows < (int64_t)row->q_count * group + (row->q_count == 0 && !appends);
+             i++) {
+            const attn_cuda_record *r = record_at(i);
+            ck_assert_int_le(r->tokens * r->heads, ATTN_CUDA_QUERY_ROWS);
+            query_rows += (int64_t)r->tokens * r->heads;
+            for (int32_t t = 0; t < r->tokens; t++) {
+                int32_t at = r->position + t;
+                bool good = true;
+                for (int32_t key = 0; key < row->kv_len; key++) {
+                    bool sees = key <= at && (row->window_left < 0 || key >= at - row->window_left);
+                    bool is_read = key / TILE >= r->tile_first && key / TILE < r->tile_end;
+                    good = good && (!sees || is_read);
+                    good = good && (sees || key < r->full_first || key >= r->full_end);
+                }
+                ck_assert(good);
+            }
+            if (r->flags & ATTN_CUDA_APPENDS) {
+                appends++;
+                ck_assert_int_le(r->tile_first, (row->kv_len - row->new_len) / TILE);
+                ck_assert_int_eq(r->tile_end, (row->kv_len - 1) / TILE + 1);
+            }
+            if (row->q_count == 0) {
+                break;
+            }
+        }
+        if (row->q_count == 0 && row->new_len > 0) {
+            i++;
+        }
+        ck_assert_int_eq(query_rows, (int64_t)row->q_count * group);
+        ck_assert_int_eq(appends, row->new_len > 0);
+    }
+    ck_assert_uint_eq(i, plan.head.num_records);
+}
+
+START_TEST(all_pieces_of_random_launches_are_the_launch) {
+    static const int32_t groups[] = {1, 4, 7, 16, 64, 100};
+    static const uint32_t ctas[] = {132, 1, 7};
+    state = 17 + (uint64_t)_i;
+    begin(groups[_i % 6], ctas[_i / 6 % 3]);
+    limits.min_part_tiles = (uint32_t)(1 + below(32));
+    params.deterministic = _i % 5 == 1;
+    params.num_splits = _i % 5 == 2 ? 1 + below(ATTN_MAX_SPLITS) : 0;
+    uint32_t num = (uint32_t)(1 + below(_i % 2 ? 3 : 40));
+    for (uint32_t n = 0; n < num; n++) {
+        int32_t kv_len = 1 + (int32_t)n + 50 * below(_i % 3 ? 30 : 300); // no two alike, see above
+        int32_t q_len = below(_i % 7 == 0 ? 90 : 9);
+        attn_row *row = add_row(kv_len, q_len, q_len < kv_len ? below(q_len + 1) : 0);
+        row->window_left = below(3) ? -1 : below(500);
+    }
+    ATTND_CK_OK(make(NULL));
+    walk();
+    if (_i % 4 == 0) {
+        check_records();
+    }
+}
+END_TEST
+
+START_TEST(empty_rows_get_one_piece_a_head) {
+    begin(4, 132);
+    add_row(0, 1, 0);
+    add_row(0, 8, 0);
+    add_row(3, 0, 0); // nothing to do
+    ATTND_CK_OK(make(NULL));
+    ck_assert_uint_eq(plan.head.num_records, 2);
+    ck_assert_int_eq(walk(), 0);
+}
+END_TEST
+
+START_TEST(no_cta_has_more_than_its_share) {
+    begin(4, 132);
+    int32_t tiles = 0;
+    for (int i = 0; i < 60; i++) {
+        int32_t kv_len = TILE * (1 + below(800));
+        tiles += kv_len / TILE * KV_HEADS;
+        add_row(kv_len, 1, 1);
+    }
+    ATTND_CK_OK(make(NULL));
+    ck_assert_int_le(walk(), (tiles + 60 * KV_HEADS * 12) / 132 + 1);
+}
+END_TEST
+
+START_TEST(one_sequence_is_cut_into_one_part_a_cta) {
+    begin(4, 132);
+    limits.min_part_tiles = 6;
+    add_row(44 * 8 * TILE, 1, 1); // 44 parts a head
+    ATTND_CK_OK(make(NULL));
+    ck_assert_uint_eq(plan.head.is_parts, 1);
+    ck_assert_int_eq(walk(), 8);
+}
+END_TEST
+
+START_TEST(short_sequences_are_not_cut_below_the_least_part) {
+    begin(4, 132);
+    limits.min_part_tiles = 6;
+    add_row(10 * TILE, 1, 1);
+    ATTND_CK_OK(make(NULL));
+    ck_assert_int_eq(walk(), 6);
+}
+END_TEST
+
+// refused plans the launch and expects an error about a field.
+static void refused(attnd_err code, const char *field) {
+    attnd_errinfo info = {0};
+    ATTND_CK_ERR(make(&info), code);
+    ck_assert_str_eq(info.field, field);
+    ck_assert_uint_eq(plan.head.num_records, 0);
+}
+
+START_TEST(bad_rows_are_refused_by_name) {
+#define REFUSED(change, code, field)            \
+    do {                                        \
+        begin(4, 132);                          \
+        attn_row *row = add_row(100, 2, 1);     \
+        (void)row; /* some change the launch */ \
+        change;                                 \
+        refused(code, field);                   \
+    } while (0)
+    attn_block_mask mask = {0};
+    attn_rope rope = {.inv_freq = (const float *)(const void *)memory, 1, 128, false};
+    float scale = 1;
+    REFUSED(row->kv_len = -1, ATTND_EINVAL, "kv_len");
+    REFUSED(row->new_len = 101, ATTND_EINVAL, "new_len");
+    REFUSED(row->q_len = -1, ATTND_EINVAL, "q_len");
+    REFUSED(row->q_first = 3, ATTND_EINVAL, "q_first");
+    REFUSED(row->q_count = 3, ATTND_EINVAL, "q_count");
+    REFUSED(row->table = NULL, ATTND_EINVAL, "table");
+    REFUSED(row->flags = 4, ATTND_EINVAL, "flags");
+    REFUSED(row->window_left = -2, ATTND_EINVAL, "window_left");
+    REFUSED(row->window_right = -2, ATTND_EINVAL, "window_right");
+    REFUSED(row->softcap = -1, ATTND_EINVAL, "softcap");
+    REFUSED(row->scale = 1 / (scale - 1), ATTND_EINVAL, "scale");
+    REFUSED(row->k_scale = &scale, ATTND_EINVAL, "k_scale");
+    REFUSED(row->v_scale = &scale, ATTND_EINVAL, "v_scale");
+    REFUSED(row->block_mask = &mask, ATTND_ENOTSUP, "block_mask");
+    REFUSED((row->tree_mask = (const uint64_t *)(const void *)memory, row->q_len = 33),
+            ATTND_ENOTSUP, "tree_mask");
+    REFUSED((row->rope = &rope, rope.rotary_dim = 130), ATTND_EINVAL, "rotary_dim");
+    REFUSED((row->rope = &rope, rope.rotary_dim = 64, rope.inv_freq = NULL), ATTND_EINVAL,
+            "inv_freq");
+    REFUSED(row->q = NULL, ATTND_EINVAL, "q");
+    REFUSED(row->q = memory + 1, ATTND_ENOTSUP, "q");
+    REFUSED(row->stride_q_head = 12, ATTND_ENOTSUP, "q");
+    REFUSED(row->out = NULL, ATTND_EINVAL, "out");
+    REFUSED(row->k_new = NULL, ATTND_EINVAL, "k_new");
+    REFUSED(row->v_new = NULL, ATTND_EINVAL, "v_new");
+    REFUSED(row->k_offset = 8, ATTND_EINVAL, "k_offset");
+    REFUSED(row->v_offset = 1u << 30, ATTND_EINVAL, "v_offset");
+    REFUSED(params.num_splits = 129, ATTND_EINVAL, "num_splits");
+    REFUSED((params.num_splits = 2, params.deterministic = true), ATTND_EINVAL, "num_splits");
+    REFUSED(params.pool = NULL, ATTND_EINVAL, "pool");
+    REFUSED(limits.max_records = 0, ATTND_EMSGSIZE, "rows");
+    REFUSED((params.num_splits = 2, limits.slot_floats = 10), ATTND_EMSGSIZE, "rows");
+#undef REFUSED
+}
+END_TEST
+
+START_TEST(shapes_that_no_kernel_takes_are_refused_by_name) {
+    begin(4, 132);
+    const attn_shape good = params.shape;
+    ATTND_CK_OK(attn_cuda_check_shape(&good, NULL));
+#define REFUSED(change, code, name)                           \
+    do {                                                      \
+        attn_shape s = good;                                  \
+        attnd_errinfo info = {0};                             \
+        change;                                               \
+        ATTND_CK_ERR(attn_cuda_check_shape(&s, &info), code); \
+        ck_assert_str_eq(info.field, name);                   \
+    } while (0)
+    REFUSED(s.q_dtype = s.kv_dtype = ATTND_F32, ATTND_ENOTSUP, "q_dtype");
+    REFUSED(s.kv_dtype = ATTND_F8E4M3, ATTND_ENOTSUP, "kv_dtype");
+    REFUSED(s.head_dim = 96, ATTND_ENOTSUP, "head_dim");
+    REFUSED(s.v_head_dim = 64, ATTND_ENOTSUP, "v_head_dim");
+    REFUSED(s.q_heads = 7, ATTND_EINVAL, "q_heads");
+    REFUSED(s.block_tokens = 0, ATTND_EINVAL, "block_tokens");
+    REFUSED(s.block_tokens = 24, ATTND_ENOTSUP, "block_tokens");
+    REFUSED(s.stride_k_token = 3 * 128, ATTND_ENOTSUP, "stride_k_token");
+    REFUSED(s.stride_v_token = 3 * 128, ATTND_ENOTSUP, "stride_v_token");
+    REFUSED(s.stride_k_head += 4, ATTND_ENOTSUP, "stride_k_head");
+    REFUSED(s.stride_v_head = -8, ATTND_ENOTSUP, "stride_v_head");
+    REFUSED(s.block_stride += 8, ATTND_ENOTSUP, "block_stride");
+#undef REFUSED
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *s = suite_create("attn_cuda_plan");
+    TCase *t = tcase_create("plan");
+    tcase_set_timeout(t, 60);
+    tcase_add_loop_test(t, all_pieces_of_random_launches_are_the_launch, 0, 90);
+    tcase_add_test(t, empty_rows_get_one_piece_a_head);
+    tcase_add_test(t, no_cta_has_more_than_its_share);
+    tcase_add_test(t, one_sequence_is_cut_into_one_part_a_cta);
+    tcase_add_test(t, short_sequences_are_not_cut_below_the_least_part);
+    tcase_add_test(t, bad_rows_are_refused_by_name);
+    tcase_add_test(t, shapes_that_no_kernel_takes_are_refused_by_name);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+CHECK_MAIN(suite)

@@ -1,0 +1,642 @@
+// The CUDA kernels against the float64 reference: types x features x shapes, in automatic, forced
+// and deterministic splits, and what only a GPU has: graphs that replay with other lengths, pools
+// beyond 2^31 bytes, 70000 sequences.
+//
+//     test_conformance_cuda [--short] [--kernel bulk|portable]
+// --short is what a memory checker gets through.  Exit code 77: no GPU.  Oracles are computed by a
+// thread per processor while the GPU works; the fact that a launch belongs to is printed with it
+// when it fails.
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/conformance/conf_oracle.h"
+#include "tests/conformance/cuda/conf_device.h"
+
+enum { MAX_CASES = 1024, MAX_RECORDS = 4096, MAX_THREADS = 32, AHEAD = 48 };
+
+enum {
+    MODE_AUTO = 1 << 0,
+    MODE_DETERMINISTIC = 1 << 1,
+    MODE_SPLITS = 1 << 2, // 2 and 3, forced
+    MODE_ALL_SPLITS = 1 << 3,
+    MODE_USUAL = MODE_AUTO | MODE_DETERMINISTIC | MODE_SPLITS,
+};
+
+typedef struct test_case {
+    const char *fact;
+    conf_spec spec;
+    conf_layout layout;
+    int modes;
+    conf_launch launch;
+    conf_oracle oracle;
+    bool is_ready;
+} test_case;
+
+static test_case *cases[MAX_CASES];
+static int num_cases;
+static int num_failed;
+static bool is_short;
+static const char *kernel_name;
+static attn_cuda *engine;
+
+// --- oracles, ahead of the GPU
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // guards next_case, num_done, is_ready
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static int next_case, num_done;
+
+static void *prepare(void *unused) {
+    (void)unused;
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        while (next_case < num_cases && next_case >= num_done + AHEAD) {
+            pthread_cond_wait(&moved, &lock);
+        }
+        int i = next_case++;
+        pthread_mutex_unlock(&lock);
+        if (i >= num_cases) {
+            return NULL;
+        }
+        conf_launch_init(&cases[i]->launch, &cases[i]->spec);
+        conf_oracle_init(&cases[i]->oracle, &cases[i]->launch);
+        pthread_mutex_lock(&lock);
+        cases[i]->is_ready = true;
+        pthread_cond_broadcast(&moved);
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+// --- running a case
+
+static void fail(const char *fact, const conf_spec *spec, const char *mode, const char *wrong) {
+    num_failed++;
+    printf("FAILED %s: %s, %s: %s\n", fact, kernel_name, mode, wrong);
+    if (spec) {
+        printf("    %s\n", conf_text(spec));
+    }
+}
+
+static bool ok(attnd_err err, const attnd_errinfo *info, const char *fact) {
+    if (err != ATTND_OK) {
+        num_failed++;
+        printf("FAILED %s: %s %s: %s\n", fact, attnd_errname(err), info->field, info->text);
+    }
+    return err == ATTND_OK;
+}
+
+// run computes a launch on the GPU in one mode.
+static bool run(test_case *c, conf_device *d, attn_cuda_plan *plan, int32_t num_splits,
+                bool deterministic) {
+    attnd_errinfo info = {0};
+    conf_launch_reset(&c->launch);
+    conf_device_put(d, &c->launch);
+    d->params.num_splits = num_splits;
+    d->params.deterministic = deterministic;
+    if (!ok(attn_cuda_run(plan, &d->params, NULL, NULL, &info), &info, c->fact)) {
+        return false;
+    }
+    cudaError_t code = cudaDeviceSynchronize();
+    if (code != cudaSuccess) {
+        fail(c->fact, &c->spec, "sync", cudaGetErrorString(code));
+        exit(1);
+    }
+    conf_device_get(d, &c->launch);
+    return true;
+}
+
+static double worst_ratio;
+
+static void check(test_case *c, const char *mode) {
+    conf_worst_ratio = 0;
+    const char *wrong = conf_oracle_check(&c->oracle, &c->launch);
+    if (conf_worst_ratio > worst_ratio) {
+        worst_ratio = conf_worst_ratio;
+        printf("    error / bound %.3f, %s: ", worst_ratio, mode);
+        printf("    %s\n", conf_text(&c->spec));
+    }
+    if (wrong) {
+        fail(c->fact, &c->spec, mode, wrong);
+    }
+}
+
+static void run_splits(test_case *c, conf_device *d, attn_cuda_plan *plan) {
+    static const int32_t few[] = {2, 3, 0};
+    static const int32_t many[] = {1, 2, 5, 16, 17, 64, 127, 128, 0};
+    for (const int32_t *n = c->modes & MODE_ALL_SPLITS ? many : few; *n; n++) {
+        char mode[32];
+        snprintf(mode, sizeof(mode), "%d splits", *n);
+        if (run(c, d, plan, *n, false)) {
+            check(c, mode);
+        }
+    }
+}
+
+static void run_case(test_case *c) {
+    attnd_errinfo info = {0};
+    attn_cuda_plan *plan = NULL;
+    conf_device d;
+    conf_device_init(&d, &c->launch, c->layout);
+    if (!ok(attn_cuda_plan_create(&plan, engine, &d.params.shape, MAX_RECORDS, &info), &info,
+            c->fact)) {
+        conf_device_fini(&d);
+        return;
+    }
+    if (c->modes & MODE_AUTO && run(c, &d, plan, 0, false)) {
+        check(c, "automatic");
+    }
+    if (c->modes & MODE_DETERMINISTIC && run(c, &d, plan, 0, true)) {
+        check(c, "deterministic");
+    }
+    if (c->modes & (MODE_SPLITS | MODE_ALL_SPLITS)) {
+        run_splits(c, &d, plan);
+    }
+    attn_cuda_plan_free(plan);
+    conf_device_fini(&d);
+}
+
+static void run_cases(void) {
+    pthread_t threads[MAX_THREADS];
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    int num = online > MAX_THREADS ? MAX_THREADS : (int)online;
+    for (int i = 0; i < num; i++) {
+        pthread_create(&threads[i], NULL, prepare, NULL);
+    }
+    const char *fact = "";
+    for (int i = 0; i < num_cases; i++) {
+        pthread_mutex_lock(&lock);
+        while (!cases[i]->is_ready) {
+            pthread_cond_wait(&moved, &lock);
+        }
+        pthread_mutex_unlock(&lock);
+        if (strcmp(fact, cases[i]->fact) != 0) {
+            fact = cases[i]->fact;
+            printf("%s: %s\n", kernel_name, fact);
+            fflush(stdout);
+        }
+        run_case(cases[i]);
+        conf_oracle_fini(&cases[i]->oracle);
+        conf_launch_fini(&cases[i]->launch);
+        free(cases[i]);
+        pthread_mutex_lock(&lock);
+        num_done = i + 1;
+        pthread_cond_broadcast(&moved);
+        pthread_mutex_unlock(&lock);
+    }
+    for (int i = 0; i < num; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    num_cases = next_case = num_done = 0;
+}
+
+static conf_spec *add(const char *fact, int modes, const conf_spec *spec) {
+    test_case *c = calloc(1, sizeof(*c));
+    if (!c || num_cases == MAX_CASES) {
+        abort();
+    }
+    c->fact = fact;
+    c->modes = modes;
+    c->spec = *spec;
+    c->layout = (conf_layout){0, 1};
+    cases[num_cases++] = c;
+    return &c->spec;
+}
+
+// --- launches
+
+static conf_spec base(attnd_dtype dtype, int32_t head_dim, uint64_t seed) {
+    return (conf_spec){
+        .q_dtype = dtype,
+        .kv_dtype = dtype,
+        .q_heads = 4,
+        .kv_heads = 2,
+        .head_dim = head_dim,
+        .v_head_dim = head_dim,
+        .block_tokens = 16,
+        .features = CONF_CAUSAL,
+        .logit = 1,
+        .seed = seed,
+        .placement = seed,
+        .num_rows = 4,
+        .rows = {{77, 1, 1, 0, 1}, {50, 5, 5, 0, 5}, {600, 8, 0, 0, 8}, {9, 3, 2, 1, 2}}};
+}
+
+static attnd_dtype dtype_of(uint64_t i) {
+    return i % 2 ? ATTND_F16 : ATTND_BF16;
+}
+
+static int32_t head_dim_of(uint64_t i) {
+    return i % 4 < 2 ? 128 : 64;
+}
+
+static void add_types(void) {
+    static const int32_t blocks[] = {16, 32, 48, 64, 128};
+    for (uint64_t i = 0; i < 20; i++) {
+        conf_spec s = base(dtype_of(i), head_dim_of(i), 100 + i);
+        s.block_tokens = blocks[i / 4];
+        add("types_and_blocks_match_the_reference", MODE_USUAL, &s);
+    }
+}
+
+static void add_ratios(void) {
+    static const int32_t ratios[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 128};
+    for (uint64_t i = 0; i < sizeof(ratios) / sizeof(*ratios); i++) {
+        conf_spec s = base(dtype_of(i), head_dim_of(i), 200 + i);
+        s.kv_heads = ratios[i] > 16 ? 1 : 3;
+        s.q_heads = s.kv_heads * ratios[i];
+        s.block_tokens = i % 3 ? 64 : 16;
+        add("head_ratios_match_the_reference", MODE_USUAL, &s);
+    }
+}
+
+static void add_lengths(void) {
+    for (uint64_t i = 0; i < 4; i++) {
+        conf_spec s = base(dtype_of(i), head_dim_of(i), 300 + i);
+        static const int32_t blocks[] = {16, 64, 128, 32};
+        uint64_t state = 300 + i;
+        s.block_tokens = blocks[i];
+        s.num_rows = 0;
+        for (int32_t edge = 0; edge <= 256; edge += edge < 128 ? 16 : 64) {
+            for (int32_t kv = edge - 1; kv <= edge + 1 && s.num_rows < CONF_MAX_ROWS; kv++) {
+                int32_t q = 1 + conf_below(&state, 8);
+                if (kv >= 0) {
+                    int32_t new_len = conf_below(&state, (q < kv ? q : kv) + 1);
+                    s.rows[s.num_rows++] = (conf_row){kv, q, new_len, 0, q};
+                }
+            }
+        }
+        add("lengths_around_block_edges_match_the_reference", MODE_USUAL, &s);
+    }
+}
+
+static void add_features(void) {
+    for (uint64_t i = 0; i < 15; i++) {
+        uint32_t feature = 1u << i;
+        if (feature & (CONF_BLOCK_MASK | CONF_TOKEN_MAJOR)) {
+            continue;
+        }
+        if (feature & (CONF_ROPE_INTERLEAVED | CONF_POSITIONS)) {
+            feature |= CONF_ROPE;
+        }
+        for (uint64_t j = 0; j < 2; j++) {
+            conf_spec s = base(dtype_of(i + j), j ? 64 : 128, 400 + 2 * i + j);
+            s.features = feature | (j && feature != CONF_TREE ? CONF_CAUSAL : 0);
+            s.block_tokens = 32;
+            add("each_feature_matches_the_reference", MODE_USUAL, &s);
+        }
+    }
+}
+
+static void add_random(int num, uint64_t seed) {
+    static const int32_t ratios[] = {1, 2, 4, 8, 3, 16, 6, 12};
+    static const double logits[] = {1, 1, 4, 30, 0.01};
+    for (int i = 0; i < num; i++) {
+        uint64_t state = seed + (uint64_t)i;
+        conf_spec s = base(dtype_of(conf_random(&state)), head_dim_of(conf_random(&state)),
+                           seed + (uint64_t)i);
+        s.kv_heads = 1 + conf_below(&state, 4);
+        s.q_heads = s.kv_heads * ratios[conf_below(&state, 8)];
+        s.block_tokens = 16 << conf_below(&state, 4);
+        s.features = (uint32_t)conf_random(&state) & (uint32_t)conf_random(&state) &
+                     (CONF_ALL_FEATURES & ~(uint32_t)(CONF_BLOCK_MASK | CONF_TOKEN_MAJOR));
+        s.logit = logits[conf_below(&state, 5)];
+        s.num_rows = (uint32_t)(1 + conf_below(&state, 12));
+        for (uint32_t r = 0; r < s.num_rows; r++) {
+            int32_t kv = conf_below(&state, conf_below(&state, 3) ? 300 : 1500);
+            int32_t q = conf_below(&state, 9);
+            int32_t most = q < kv ? q : kv;
+            int32_t first = conf_below(&state, q + 1);
+            first = conf_below(&state, 2) ? 0 : first;
+            s.rows[r] = (conf_row){kv, q, conf_below(&state, most + 1), first, q - first};
+        }
+        add("random_launches_match_the_reference", MODE_USUAL, &s);
+    }
+}
+
+static void add_logits(void) {
+    static const double logits[] = {1e-4, 1e-2, 10, 1e2, 1e3, 1e4, 1e5};
+    for (uint64_t i = 0; i < 7; i++) {
+        conf_spec s = base(dtype_of(i), head_dim_of(i), 500 + i);
+        s.logit = logits[i];
+        s.features |= i % 2 ? CONF_SINKS : 0;
+        add("logits_of_all_sizes_match_the_reference", MODE_USUAL, &s);
+    }
+}
+
+static void add_long(void) {
+    for (uint64_t i = 0; i < 2; i++) {
+        conf_spec s = base(dtype_of(i), i ? 64 : 128, 600 + i);
+        s.q_heads = 2;
+        s.kv_heads = 1;
+        s.block_tokens = 64;
+        s.num_rows = 3;
+        s.rows[0] = (conf_row){i ? 131072 : 33000, 1, 1, 0, 1};
+        s.rows[1] = (conf_row){1025, 2, 2, 0, 2};
+        s.rows[2] = (conf_row){1, 1, 0, 0, 1};
+        s.features |= CONF_SINKS | CONF_ROPE;
+        add("long_sequences_match_the_reference", MODE_USUAL, &s);
+    }
+    conf_spec s = base(ATTND_BF16, 128, 610);
+    s.num_rows = 2;
+    s.rows[0] = (conf_row){9000, 1, 1, 0, 1};
+    s.rows[1] = (conf_row){3000, 8, 8, 0, 8};
+    add("forced_splits_from_1_to_128_match_the_reference", MODE_ALL_SPLITS, &s);
+}
+
+static void add_shapes_of_launches(void) {
+    conf_spec s = base(ATTND_BF16, 128, 700);
+    s.num_rows = 4;
+    s.rows[0] = (conf_row){300, 100, 100, 0, 100};
+    s.rows[1] = (conf_row){300, 100, 40, 17, 50};
+    s.rows[2] = (conf_row){100, 130, 100, 0, 130};
+    s.rows[3] = (conf_row){200, 0, 150, 0, 0};
+    add("long_queries_and_rows_that_only_append_match_the_reference", MODE_USUAL, &s);
+    s.features |= CONF_WINDOW_LEFT | CONF_ROPE;
+    add("long_queries_and_rows_that_only_append_match_the_reference", MODE_USUAL, &s);
+
+    s = base(ATTND_F16, 64, 701);
+    s.num_rows = CONF_MAX_ROWS;
+    uint64_t state = 701;
+    for (uint32_t r = 0; r < s.num_rows; r++) {
+        s.rows[r] = (conf_row){1 + conf_below(&state, 400), 1, 1, 0, 1};
+    }
+    s.features |= CONF_WINDOW_LEFT | CONF_ROPE;
+    add("many_rows_of_layers_and_windows_match_the_reference", MODE_USUAL, &s);
+    cases[num_cases - 1]->layout.num_layers = 3;
+
+    s = base(ATTND_BF16, 128, 702);
+    s.block_tokens = 64;
+    add("blocks_beyond_2_to_31_bytes_match_the_reference", MODE_USUAL, &s);
+    cases[num_cases - 1]->layout.first_block = 5ull * (1u << 30) / (64 * 2 * 128 * 2 * 2);
+}
+
+// --- facts of their own
+
+typedef struct outputs {
+    unsigned char bytes[1 << 16];
+    size_t num;
+} outputs;
+
+static void copy_row(const conf_launch *l, uint32_t i, outputs *o) {
+    const attn_row *row = &l->rows[conf_launch_row(l, i)];
+    o->num = l->out_bytes[i] + l->lse_bytes[i];
+    memcpy(o->bytes, row->out, l->out_bytes[i]);
+    memcpy(o->bytes + l->out_bytes[i], row->lse, l->lse_bytes[i]);
+}
+
+static void run_alone(const char *fact, const conf_spec *spec, uint32_t row, outputs *o) {
+    test_case *c = calloc(1, sizeof(*c));
+    attnd_errinfo info = {0};
+    attn_cuda_plan *plan = NULL;
+    conf_device d;
+    c->fact = fact;
+    conf_launch_init(&c->launch, spec);
+    conf_device_init(&d, &c->launch, (conf_layout){0, 1});
+    if (ok(attn_cuda_plan_create(&plan, engine, &d.params.shape, MAX_RECORDS, &info), &info,
+           fact) &&
+        run(c, &d, plan, 0, true)) {
+        copy_row(&c->launch, row, o);
+    }
+    attn_cuda_plan_free(plan);
+    conf_device_fini(&d);
+    conf_launch_fini(&c->launch);
+    free(c);
+}
+
+static void bits_depend_on_the_sequence_alone_when_deterministic(void) {
+    static const char fact[] = "bits_depend_on_the_sequence_alone_when_deterministic";
+    static outputs alone, among;
+    printf("%s: %s\n", kernel_name, fact);
+    conf_spec s = base(ATTND_BF16, 128, 800);
+    s.features |= CONF_ROPE | CONF_SINKS;
+    s.rows[0] = (conf_row){5000, 2, 2, 0, 2};
+    s.num_rows = 1;
+    run_alone(fact, &s, 0, &alone);
+    s.num_rows = 20;
+    uint64_t state = 800;
+    for (uint32_t r = 1; r < s.num_rows; r++) {
+        s.rows[r] = (conf_row){1 + conf_below(&state, 4000), 1, 1, 0, 1};
+    }
+    for (int order = 0; order < 2; order++) {
+        s.is_reversed = order == 1;
+        s.placement = 77 + (uint64_t)order;
+        run_alone(fact, &s, 0, &among);
+        if (among.num != alone.num || memcmp(among.bytes, alone.bytes, alone.num) != 0) {
+            fail(fact, &s, "deterministic", "other bits among other sequences");
+        }
+    }
+}
+
+static void graphs_replay_with_other_lengths(void) {
+    static const char fact[] = "graphs_replay_with_other_lengths";
+    printf("%s: %s\n", kernel_name, fact);
+    attnd_errinfo info = {0};
+    attn_cuda_plan *plan = NULL;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec = NULL;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
+        fail(fact, NULL, "graph", "no stream");
+        return;
+    }
+    for (uint64_t i = 0; i < 3; i++) {
+        test_case *c = calloc(1, sizeof(*c));
+        conf_device d;
+        c->fact = fact;
+        c->spec = base(ATTND_BF16, 128, 810 + i);
+        c->spec.num_rows = (uint32_t)(4 - i);
+        c->spec.rows[0].kv_len = 77 + 900 * (int32_t)i;
+        conf_launch_init(&c->launch, &c->spec);
+        conf_oracle_init(&c->oracle, &c->launch);
+        conf_launch_reset(&c->launch);
+        conf_device_init(&d, &c->launch, (conf_layout){0, 1});
+        conf_device_put(&d, &c->launch);
+        if (i == 0) {
+            ok(attn_cuda_plan_create(&plan, engine, &d.params.shape, 64, &info), &info, fact);
+            cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+            ok(attn_cuda_launch(plan, stream, &info), &info, fact);
+            cudaStreamEndCapture(stream, &graph);
+            if (cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) {
+                fail(fact, NULL, "graph", "not instantiated");
+            }
+        }
+        ok(attn_cuda_plan_set(plan, &d.params, NULL, &info), &info, fact);
+        ok(attn_cuda_plan_upload(plan, stream, &info), &info, fact);
+        cudaGraphLaunch(exec, stream);
+        if (cudaStreamSynchronize(stream) != cudaSuccess) {
+            fail(fact, &c->spec, "graph", "launch failed");
+        }
+        conf_device_get(&d, &c->launch);
+        check(c, "graph");
+        conf_oracle_fini(&c->oracle);
+        conf_launch_fini(&c->launch);
+        conf_device_fini(&d);
+        free(c);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    attn_cuda_plan_free(plan);
+    cudaStreamDestroy(stream);
+}
+
+// One token a sequence: the output is its value, whatever the logit; the LSE is the logit.
+static void seventy_thousand_sequences_of_one_token_give_their_values(void) {
+    static const char fact[] = "seventy_thousand_sequences_of_one_token_give_their_values";
+    enum { NUM = 70000, HEADS = 2, DIM = 64, BLOCK = 16 };
+    printf("%s: %s\n", kernel_name, fact);
+    const uint64_t half = (uint64_t)HEADS * BLOCK * DIM; // elements of K of a block
+    const uint64_t block_bytes = 2 * half * 2;
+    attnd_errinfo info = {0};
+    attn_cuda_plan *plan = NULL;
+    attn_shape shape = {.q_dtype = ATTND_BF16,
+                        .kv_dtype = ATTND_BF16,
+                        .q_heads = HEADS,
+                        .kv_heads = HEADS,
+                        .head_dim = DIM,
+                        .v_head_dim = DIM,
+                        .block_tokens = BLOCK,
+                        .stride_k_token = DIM,
+                        .stride_k_head = BLOCK * DIM,
+                        .stride_v_token = DIM,
+                        .stride_v_head = BLOCK * DIM,
+                        .block_stride = block_bytes};
+    uint16_t *pool = malloc(NUM * block_bytes);
+    uint16_t *out = malloc((size_t)NUM * HEADS * DIM * 2);
+    uint32_t *table = malloc(NUM * sizeof(*table));
+    attn_row *rows = calloc(NUM, sizeof(*rows));
+    char *g_pool, *g_q, *g_out, *g_table;
+    memset(pool, 0xff, NUM * block_bytes);
+    uint64_t state = 900;
+    for (uint64_t i = 0; i < NUM; i++) {
+        table[i] = (uint32_t)(NUM - 1 - i);
+        for (uint64_t h = 0; h < HEADS; h++) {
+            for (uint64_t d = 0; d < DIM; d++) {
+                uint16_t *block = pool + table[i] * 2 * half;
+                block[h * BLOCK * DIM + d] = 0x3f80;
+                block[half + h * BLOCK * DIM + d] =
+                    attnd_f32_to_bf16((float)conf_below(&state, 1000));
+            }
+        }
+    }
+    if (cudaMalloc((void **)&g_pool, NUM * block_bytes) != cudaSuccess ||
+        cudaMalloc((void **)&g_q, (size_t)NUM * HEADS * DIM * 2) != cudaSuccess ||
+        cudaMalloc((void **)&g_out, (size_t)NUM * HEADS * DIM * 2) != cudaSuccess ||
+        cudaMalloc((void **)&g_table, NUM * sizeof(*table)) != cudaSuccess) {
+        abort();
+    }
+    cudaMemcpy(g_pool, pool, NUM * block_bytes, cudaMemcpyHostToDevice);
+    cudaMemcpy(g_table, table, NUM * sizeof(*table), cudaMemcpyHostToDevice);
+    cudaMemset(g_q, 0, (size_t)NUM * HEADS * DIM * 2);
+    for (uint64_t i = 0; i < NUM; i++) {
+        rows[i] = (attn_row){.q = g_q + i * HEADS * DIM * 2,
+                             .out = g_out + i * HEADS * DIM * 2,
+                             .table = (const uint32_t *)(const void *)g_table + i,
+                             .stride_q_token = HEADS * DIM,
+                             .stride_q_head = DIM,
+                             .stride_out_token = HEADS * DIM,
+                             .stride_out_head = DIM,
+                             .v_offset = half * 2,
+                             .kv_len = 1,
+                             .q_len = 1,
+                             .q_count = 1,
+                             .window_left = -1,
+                             .window_right = -1};
+    }
+    attn_params p = {.shape = shape,
+                     .pool = g_pool,
+                     .pool_bytes = NUM * block_bytes,
+                     .num_blocks = NUM,
+                     .rows = rows,
+                     .num_rows = NUM};
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        p.deterministic = deterministic != 0;
+        cudaMemset(g_out, 0xff, (size_t)NUM * HEADS * DIM * 2);
+        if ((!plan && !ok(attn_cuda_plan_create(&plan, engine, &shape, NUM, &info), &info, fact)) ||
+            !ok(attn_cuda_run(plan, &p, NULL, NULL, &info), &info, fact)) {
+            break;
+        }
+        if (cudaMemcpy(out, g_out, (size_t)NUM * HEADS * DIM * 2, cudaMemcpyDeviceToHost) !=
+            cudaSuccess) {
+            fail(fact, NULL, "run", "launch failed");
+            break;
+        }
+        for (uint64_t i = 0; i < NUM; i++) {
+            for (uint64_t h = 0; h < HEADS; h++) {
+                if (memcmp(out + (i * HEADS + h) * DIM,
+                           pool + table[i] * 2 * half + half + h * BLOCK * DIM, DIM * 2) != 0) {
+                    fail(fact, NULL, "run", "an output is not the value");
+                    i = NUM;
+                    break;
+                }
+            }
+        }
+    }
+    attn_cuda_plan_free(plan);
+    cudaFree(g_pool);
+    cudaFree(g_q);
+    cudaFree(g_out);
+    cudaFree(g_table);
+    free(pool);
+    free(out);
+    free(table);
+    free(rows);
+}
+
+static void add_all(void) {
+    add_types();
+    add_features();
+    if (is_short) {
+        add_random(4, 1000);
+        return;
+    }
+    add_ratios();
+    add_lengths();
+    add_random(60, 1000);
+    add_logits();
+    add_long();
+    add_shapes_of_launches();
+}
+
+static void run_kernel(const char *name) {
+    attnd_errinfo info = {0};
+    kernel_name = name;
+    attn_cuda_opts opts = {.kernel = name};
+    if (!ok(attn_cuda_create(&engine, &opts, &info), &info, "an engine is made")) {
+        return;
+    }
+    worst_ratio = 0;
+    add_all();
+    run_cases();
+    bits_depend_on_the_sequence_alone_when_deterministic();
+    graphs_replay_with_other_lengths();
+    if (!is_short) {
+        seventy_thousand_sequences_of_one_token_give_their_values();
+    }
+    printf("%s: largest error / bound %.3f\n", name, worst_ratio);
+    attn_cuda_free(engine);
+}
+
+int main(int argc, char **argv) {
+    const char *only = NULL;
+    for (int i = 1; i < argc; i++) {
+        is_short = is_short || strcmp(argv[i], "--short") == 0;
+        only = strcmp(argv[i], "--kernel") == 0 && i + 1 < argc ? argv[i + 1] : only;
+    }
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("no GPU here\n");
+        return 77;
+    }
+    if (!only || strcmp(only, "bulk") == 0) {
+        run_kernel("bulk");
+    }
+    if (!only || strcmp(only, "portable") == 0) {
+        run_kernel("portable");
+    }
+    printf("%d failed\n", num_failed);
+    return num_failed ? 1 : 0;
+}

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Builds the CUDA kernels on a machine that has nvcc, CMake and a GPU (no library is needed), runs
+# the GPU tests, memcheck on a part of them, and the decode benchmark beside cuDNN through PyTorch's
+# SDPA, and prints the ratios last.  Full figures are under build/gpu (or $OUT).
+#     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+out=${OUT:-build/gpu}
+build=build/kernels
+mkdir -p "$out"
+failed=0
+
+say() { printf '\n==== %s (at %d s)\n' "$1" "$SECONDS"; }
+
+say "build"
+cmake -S . -B $build -DATTND_KERNELS_ONLY=ON -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS_RELEASE=-O3 \
+    >"$out/build.txt" 2>&1 &&
+    cmake --build $build -j "$(nproc)" >>"$out/build.txt" 2>&1 || { tail -n 30 "$out/build.txt"; exit 1; }
+
+for kernel in bulk portable; do
+    say "tests: $kernel"
+    timeout 120 $build/tests/test_conformance_cuda --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 || failed=1
+    grep -v 'error / bound' "$out/tests_$kernel.txt" | cut -c1-200 | tail -n 16
+done
+
+if command -v compute-sanitizer >/dev/null; then
+    say "memcheck"
+    timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 $build/tests/test_conformance_cuda \
+        --kernel bulk --short >"$out/memcheck.txt" 2>&1 || failed=1
+    tail -n 1 "$out/memcheck.txt"
+fi
+
+say "benchmark"
+timeout 90 $build/tests/bench_cuda ${1:+--lengths "$1"} >"$out/bench.txt" 2>&1 || failed=1
+grep -E '^(read|append|ragged)' "$out/bench.txt" | cut -c1-140
+
+if python3 -c 'import torch' 2>/dev/null; then
+    timeout 90 python3 tests/conformance/cuda/peers.py --backends cudnn >"$out/peers.txt" 2>&1 || failed=1
+else
+    echo "peers are left out: no PyTorch" >"$out/peers.txt"
+fi
+
+say "decode, attnd beside cuDNN on a dense cache"
+awk -F'|' '
+    function us(text, part) { split(text, part, " "); return part[1] }
+    function shape(text, part) { split(text, part, " "); return part[2] " " part[3] " " part[4] " " part[5] }
+    /^cudnn/ { cudnn[shape($1)] = us($2) }
+    /^decode/ { n++; name[n] = shape($1); time[n] = us($2); share[n] = $4 }
+    END {
+        for (i = 1; i <= n; i++) {
+            peer = cudnn[name[i]]
+            printf "%-26s %9.2f us %s", name[i], time[i], share[i]
+            printf peer ? "  cuDNN %9.2f us  ratio %.3f\n" : "\n", peer, peer ? time[i] / peer : 0
+        }
+    }' "$out/peers.txt" "$out/bench.txt"
+[ "$failed" -eq 0 ] && echo "all passed" || echo "FAILED"
+exit "$failed"
