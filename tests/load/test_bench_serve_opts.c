@@ -14,6 +14,7 @@ static attnd_err parse(char *const *argv) {
     while (argv[argc] != NULL) {
         argc++;
     }
+    bench_model_fini(&opts.model); // of the call before
     memset(&info, 0, sizeof(info));
     return bench_serve_parse(&opts, argc, argv, &info);
 }
