@@ -196,7 +196,8 @@ START_TEST(a_client_killed_at_any_stage_costs_the_other_nothing) {
         ck_assert_double_gt(e2e_stat(&c, "blocks.in_use"), 6);
         ck_assert_double_eq(e2e_stat(&c, "sequences"), 3);
         e2e_await_stat(&c, "sequences", 2, 2000);
-        ck_assert_uint_ge(e2e_now_ms() - killed, 300);
+        // ttl 300 ms, counted from the time at which the loop last looked at its clock
+        ck_assert_uint_ge(e2e_now_ms() - killed, 200);
     }
     ck_assert_double_eq(e2e_stat(&c, "blocks.in_use"), 6);
     ck_assert_double_eq(e2e_stat(&c, "steps"), 0);
