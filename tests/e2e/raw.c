@@ -71,7 +71,7 @@ bool raw_write(raw_client *c, const void *data, size_t bytes) {
     return write_all(c->fd, data, bytes, 5000);
 }
 
-bool raw_send(raw_client *c, const void *msg, size_t bytes, int wait_ms) {
+static bool send_head(raw_client *c, size_t bytes, int wait_ms) {
     uint8_t head[13] = {1};
     uint64_t len = bytes + 4;
     uint32_t id = 0x80000000u | ++c->sp_id;
@@ -81,7 +81,20 @@ bool raw_send(raw_client *c, const void *msg, size_t bytes, int wait_ms) {
     for (int i = 0; i < 4; i++) {
         head[9 + i] = (uint8_t)(id >> (24 - 8 * i));
     }
-    return write_all(c->fd, head, sizeof(head), wait_ms) && write_all(c->fd, msg, bytes, wait_ms);
+    return write_all(c->fd, head, sizeof(head), wait_ms);
+}
+
+bool raw_send(raw_client *c, const void *msg, size_t bytes, int wait_ms) {
+    return send_head(c, bytes, wait_ms) && write_all(c->fd, msg, bytes, wait_ms);
+}
+
+void raw_send_part(raw_client *c, const void *msg, size_t bytes, size_t part) {
+    ck_assert(send_head(c, bytes, 5000));
+    ck_assert(write_all(c->fd, msg, part, 5000));
+}
+
+ssize_t raw_read(raw_client *c, void *out, size_t bytes) {
+    return ready(c->fd, POLLIN, 10000) ? recv(c->fd, out, bytes, 0) : -1;
 }
 
 bool raw_recv(raw_client *c, uint8_t **msg, size_t *bytes) {

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 typedef struct raw_client {
     int fd;
@@ -23,6 +24,11 @@ bool raw_write(raw_client *c, const void *data, size_t bytes);
 // raw_send sends a message as a request; false when the peer has closed, or, with wait_ms, took
 // nothing for so long.
 bool raw_send(raw_client *c, const void *msg, size_t bytes, int wait_ms);
+
+// raw_send_part sends a request's frame and only the first `part` bytes of its message; raw_read
+// reads what there is, at most bytes; 0 or less when the peer has closed.
+void raw_send_part(raw_client *c, const void *msg, size_t bytes, size_t part);
+ssize_t raw_read(raw_client *c, void *out, size_t bytes);
 
 // raw_recv reads the next reply, whatever it answers: *msg [*bytes] without SP's part, which the
 // caller frees.  False when the peer has closed.
