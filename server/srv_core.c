@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "proto/clock.h"
 #include "proto/log.h"
@@ -53,6 +54,10 @@ attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *ar
     core->arena = arena;
     core->hooks = hooks;
     core->started_ms = attnd_clock_ms();
+    if (getrandom(&core->session_salt, sizeof(core->session_salt), 0) !=
+        (ssize_t)sizeof(core->session_salt)) {
+        return attnd_fail(info, ATTND_EIO, "", "no random bytes for the sessions' salt");
+    }
     list_init(&core->sessions);
     list_init(&core->free_sessions);
     attnd_err err = make_cache(core, info);

@@ -46,6 +46,7 @@ struct srv_core {
     srv_session *session_pool;
     uint16_t *session_model_uses;
     uint32_t num_sessions;
+    uint64_t session_salt; // random, of this run
 
     srv_models models;
     srv_steps steps;

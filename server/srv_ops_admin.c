@@ -89,7 +89,7 @@ static cJSON *describe_session(const srv_core *core, const srv_conn *conn) {
     cJSON *limits = cJSON_AddObjectToObject(doc, "limits");
     cJSON_AddStringToObject(doc, "daemon", "attnd " ATTND_VERSION);
     cJSON_AddNumberToObject(doc, "version", PROTO_VERSION);
-    proto_json_add_id(doc, "session", s->id);
+    proto_json_add_id(doc, "session", s->name);
     proto_json_add_hex(doc, "secret", s->secret, sizeof(s->secret));
     cJSON_AddStringToObject(doc, "tenant", core->conf.tenants[s->tenant_idx].name);
     cJSON_AddFalseToObject(doc, "reattached");
@@ -133,7 +133,7 @@ SRV_HANDLER(hello) {
         return;
     }
     attnd_log(ATTND_LOG_INFO, "session", "%llx of %s, tenant %s, uid %d%s",
-              (unsigned long long)s->id, s->client, core->conf.tenants[tenant_idx].name,
+              (unsigned long long)s->name, s->client, core->conf.tenants[tenant_idx].name,
               (int)s->uid, rq->conn->admin ? ", administration" : "");
     srv_reply_json(rq, describe_session(core, rq->conn));
 }
@@ -236,7 +236,7 @@ SRV_HANDLER(session_list) {
     LIST_FOREACH (&core->sessions, node) {
         const srv_session *s = LIST_ENTRY(node, srv_session, node);
         cJSON *o = cJSON_CreateObject();
-        proto_json_add_id(o, "session", s->id);
+        proto_json_add_id(o, "session", s->name);
         cJSON_AddStringToObject(o, "client", s->client);
         cJSON_AddStringToObject(o, "tenant", core->conf.tenants[s->tenant_idx].name);
         cJSON_AddBoolToObject(o, "connected", s->conn != NULL);

@@ -172,7 +172,7 @@ static void add_seqs(const srv_core *core, uint32_t tenant_idx, cJSON *list) {
     while (kv_seq_next(core->kv, core->tenants[tenant_idx], &cursor, &info)) {
         cJSON *o = cJSON_CreateObject();
         proto_json_add_id(o, "seq", info.seq);
-        proto_json_add_id(o, "session", info.session);
+        proto_json_add_id(o, "session", srv_session_name(core, info.session));
         cJSON_AddStringToObject(o, "tenant", core->conf.tenants[tenant_idx].name);
         cJSON_AddNumberToObject(o, "model", info.model);
         cJSON_AddNumberToObject(o, "len", info.committed);

@@ -39,6 +39,7 @@ attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, 
     list_remove(node);
     list_append(&core->sessions, node);
     core->num_sessions++;
+    s->name = srv_session_name(core, s->id);
     s->core = core;
     s->tenant = core->tenants[tenant_idx];
     s->tenant_idx = tenant_idx;
@@ -152,15 +153,19 @@ void srv_session_settle(srv_session *s) {
     list_append(&core->free_sessions, &s->node);
     core->num_sessions--;
     attnd_log(ATTND_LOG_INFO, "session", "%llx of %s ended: %llu requests, %llu errors",
-              (unsigned long long)s->id, s->client, (unsigned long long)s->num_requests,
+              (unsigned long long)s->name, s->client, (unsigned long long)s->num_requests,
               (unsigned long long)s->errors);
     srv_core_freed(core);
 }
 
-srv_session *srv_session_find(srv_core *core, uint64_t id) {
+uint64_t srv_session_name(const srv_core *core, uint64_t id) {
+    return id ? id ^ core->session_salt : 0;
+}
+
+srv_session *srv_session_find(srv_core *core, uint64_t name) {
     LIST_FOREACH (&core->sessions, node) {
         srv_session *s = LIST_ENTRY(node, srv_session, node);
-        if (s->id == id) {
+        if (s->name == name) {
             return s;
         }
     }

@@ -13,7 +13,8 @@ typedef struct srv_core srv_core; // srv_core.h
 struct srv_session {
     srv_core *core;
     list_node node; // in core->sessions, or in core->free_sessions
-    uint64_t id;
+    uint64_t id;    // of kv_cache
+    uint64_t name;  // what clients call it: srv_session_name
     uint8_t secret[KV_SECRET_BYTES];
     uint32_t tenant;     // of kv_cache
     uint32_t tenant_idx; // in core->conf.tenants
@@ -52,8 +53,14 @@ void srv_session_end(srv_session *s, const srv_conn *lost);
 // request or a step of it has gone.
 void srv_session_settle(srv_session *s);
 
-// srv_session_find returns a live session, NULL for none.
-srv_session *srv_session_find(srv_core *core, uint64_t id);
+// srv_session_name returns the id that clients know a session of the cache by.  The cache counts
+// from the beginning in each run of the daemon; a client that offers a session of an earlier run
+// must not meet another one of the same number, so the ids that travel are mixed with the run's
+// salt.
+uint64_t srv_session_name(const srv_core *core, uint64_t id);
+
+// srv_session_find returns the live session of a name, NULL for none.
+srv_session *srv_session_find(srv_core *core, uint64_t name);
 
 // srv_session_find_request returns an unanswered request of that id other than rq, NULL for none.
 srv_request *srv_session_find_request(const srv_session *s, uint64_t request,
