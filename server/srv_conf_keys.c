@@ -62,7 +62,7 @@ const srv_conf_key srv_conf_keys[] = {
      false, "Decode launches before a waiting prefill gets a chunk."},
     {"compute", "launch_rows", SRV_CONF_COUNT, CONF(launch_rows), "4096", 1, 1u << 20, NULL, false,
      "Largest launch, in rows (sequences of one layer)."},
-    {"compute", "inline_work", SRV_CONF_COUNT, CONF(inline_work), "32768", 0, 1u << 30, NULL, false,
+    {"compute", "inline_work", SRV_CONF_COUNT, CONF(inline_work), "65536", 0, 1u << 30, NULL, false,
      "Multiply-adds of a launch up to which it runs on the loop's thread, since waking the compute "
      "threads takes longer; 0: none does."},
 

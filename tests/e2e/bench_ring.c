@@ -235,7 +235,7 @@ static void throughput(const char *path, int clients, uint32_t flight, int secon
 }
 
 // start runs a daemon in dir and waits until rings can be attached.
-static pid_t start(const char *dir, const char *spin_us) {
+static pid_t start(const char *dir, const char *spin_us, const char *set) {
     char url[128], spin[64], path[128];
     snprintf(url, sizeof(url), "ipc://%s/s", dir);
     snprintf(path, sizeof(path), "%s/s.attach", dir);
@@ -246,7 +246,7 @@ static pid_t start(const char *dir, const char *spin_us) {
         freopen("/dev/null", "w", stdout);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         execl(ATTND_BINARY, "attnd", "--listen", url, "--set", "cache.memory=64MiB", "--set", spin,
-              "--set", "server.log_level=warn", NULL);
+              "--set", "server.log_level=warn", "--set", set, NULL);
         _exit(127);
     }
     ring_client probe;
@@ -266,11 +266,12 @@ int main(int argc, char **argv) {
     if (!mkdtemp(dir)) {
         need(ATTND_EIO, dir);
     }
-    pid_t pid = start(dir, argc > 1 ? argv[1] : "50");
+    pid_t pid = start(dir, argc > 1 ? argv[1] : "50", argc > 3 ? argv[3] : "cache.slab=32MiB");
     snprintf(path, sizeof(path), "%s/s.attach", dir);
     round_trips(path, 0);
     round_trips(path, 1);
     round_trips(path, 64);
+    round_trips(path, 256);
     round_trips(path, 1024);
     throughput(path, 1, 16, seconds);
     throughput(path, 8, 16, seconds);
