@@ -33,7 +33,8 @@ static attnd_err failed(const char *path, attnd_errinfo *info) {
 // bind_listen: between bind and listen nobody can connect, so the permissions are never too wide.
 static attnd_err bind_listen(srv_attach *a, uint32_t mode, attnd_errinfo *info) {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    strcpy(addr.sun_path, a->path);
+    _Static_assert(sizeof(a->path) == sizeof(addr.sun_path), "it fits");
+    memcpy(addr.sun_path, a->path, sizeof(addr.sun_path));
     a->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (a->fd < 0 || bind(a->fd, (const struct sockaddr *)&addr, sizeof(addr)) != 0) {
         return failed(a->path, info);

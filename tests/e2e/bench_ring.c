@@ -20,6 +20,7 @@
 enum {
     WARM_UP = 1000,
     ROUND_TRIPS = 10000,
+    P99 = ROUND_TRIPS / 100 * 99,
     REPETITIONS = 11,
     SLOT = 512,         // of a message or reply without tensors
     TOKEN_BYTES = 1024, // of q, k, v
@@ -59,7 +60,7 @@ static proto_step_seq open_seq(bench *b, const char *path, uint32_t *model_id) {
     need(ring_client_call(&b->ring, PROTO_HELLO, ++b->id, "{}", 2, NULL), "hello");
     need(ring_client_call(&b->ring, PROTO_MODEL_OPEN, ++b->id, model, strlen(model), &reply),
          "model_open");
-    sscanf(strstr(reply, "\"model\":"), "\"model\":%u", model_id);
+    *model_id = (uint32_t)strtoul(strstr(reply, "\"model\":") + strlen("\"model\":"), NULL, 10);
     proto_model m = {.model = *model_id};
     need(ring_client_call(&b->ring, PROTO_SEQ_CREATE, ++b->id, &m, sizeof(m), &reply), "create");
     memcpy(&seq.seq, reply, sizeof(seq.seq));
@@ -150,7 +151,7 @@ static void round_trips(const char *path, uint32_t kv_len) {
         }
         qsort(us, ROUND_TRIPS, sizeof(us[0]), by_value);
         p50[r] = us[ROUND_TRIPS / 2];
-        p99[r] = us[ROUND_TRIPS / 100 * 99];
+        p99[r] = us[P99];
     }
     qsort(p50, REPETITIONS, sizeof(p50[0]), by_value);
     qsort(p99, REPETITIONS, sizeof(p99[0]), by_value);
@@ -262,7 +263,7 @@ static pid_t start(const char *dir, const char *spin_us, const char *set) {
 
 int main(int argc, char **argv) {
     char dir[] = "/tmp/attnd_bench_XXXXXX", path[128];
-    int seconds = argc > 2 ? atoi(argv[2]) : 3;
+    int seconds = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 3;
     if (!mkdtemp(dir)) {
         need(ATTND_EIO, dir);
     }
