@@ -339,6 +339,10 @@ attnd_err srv_conf_check(const srv_conf *conf, attnd_errinfo *info) {
                           "limits.connection_memory is less than twice limits.message, for a "
                           "request and the reply before it");
     }
+    if (conf->all_rings_bytes < conf->ring_bytes) {
+        return attnd_fail(info, ATTND_EINVAL, "all_rings_memory",
+                          "limits.all_rings_memory is less than limits.ring_memory");
+    }
     if (conf->slab_bytes % 256) {
         return attnd_fail(info, ATTND_EINVAL, "slab", "cache.slab is not a multiple of 256 bytes");
     }

@@ -8,6 +8,9 @@
 // access to the mapping can miss it.  (A client can punch holes into it; they read as zeros.)  Its
 // pages come when they are touched, as a client asks for more than it uses.  Completions can not
 // run over: a call is only taken while its completion has room.
+//
+// Limit: where the system promises no more memory than it has (vm.overcommit_memory = 2), a page of
+// a hole that it cannot give back ends the process by SIGBUS.
 #include "server/srv_ring.h"
 
 #include <errno.h>

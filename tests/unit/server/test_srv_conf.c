@@ -249,6 +249,9 @@ START_TEST(keys_that_contradict_each_other_are_refused) {
     srv_conf_init(&conf);
     ATTND_CK_OK(srv_conf_set(&conf, "compute.launch_rows", "1023", &info));
     ATTND_CK_ERR(srv_conf_check(&conf, &info), ATTND_EINVAL);
+    srv_conf_init(&conf);
+    ATTND_CK_OK(srv_conf_set(&conf, "limits.all_rings_memory", "255MiB", &info));
+    ATTND_CK_ERR(srv_conf_check(&conf, &info), ATTND_EINVAL);
 }
 END_TEST
 
