@@ -2,7 +2,7 @@
 // Thread: any.
 #include "attention/cpu/attn_cpu_vec_neon.h"
 
-#include "attention/cpu/attn_cpu_simd.h"
+#include "attention/cpu/attn_cpu_simd_table.h"
 
 void attn_cpu_neon_init(attn_cpu_ops *ops) {
     static const char *const decode[ATTND_NUM_DTYPES] = SIMD_NAMES("neon", "decode");

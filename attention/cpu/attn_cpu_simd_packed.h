@@ -59,89 +59,82 @@ SIMD_INLINE void widen_v(float *rows, int32_t stride, const simd_rows *v, int32_
     }
 }
 
-// score_part computes num_rows x num_vecs vectors of scores over columns [0, columns) of q and
-// panel: s[r] = sum over c of q[r][c] * panel[c], added to what s holds when adds is set.
-SIMD_INLINE void score_part(float *s, const float *q, int64_t stride_q, const float *panel,
-                            int32_t columns, bool adds, int num_rows, int num_vecs) {
+// score_part computes num_rows x num_vecs vectors of scores over columns [c, c + n) of q and panel,
+// and adds them to what is there unless c is 0: s[r] += sum over c of q[r][c] * panel[c].
+SIMD_INLINE void score_part(const simd_score *x, const float *panel, int32_t c, int32_t n,
+                            int num_rows, int num_vecs) {
     vec sum[VEC_TILE_ROWS * 4];
 #pragma GCC unroll 32
     for (int i = 0; i < num_rows * num_vecs; i++) {
         sum[i] = vec_zero();
     }
+    const float *q = x->q + c;
+    panel += c * ATTN_STEP_KEYS;
 #pragma GCC unroll 2
-    for (int32_t c = 0; c < columns; c++) {
+    for (int32_t i = 0; i < n; i++) {
         vec k[4];
 #pragma GCC unroll 4
         for (int v = 0; v < num_vecs; v++) {
-            k[v] = vec_load(panel + c * ATTN_STEP_KEYS + v * VEC_LANES);
+            k[v] = vec_load(panel + i * ATTN_STEP_KEYS + v * VEC_LANES);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < num_rows; r++) {
-            vec x = vec_set1(q[r * stride_q + c]);
+            vec y = vec_set1(q[r * x->stride_q + i]);
 #pragma GCC unroll 4
             for (int v = 0; v < num_vecs; v++) {
-                sum[r * num_vecs + v] = vec_fma(x, k[v], sum[r * num_vecs + v]);
+                sum[r * num_vecs + v] = vec_fma(y, k[v], sum[r * num_vecs + v]);
             }
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < num_rows; r++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < num_vecs; v++) {
-            float *to = s + r * ATTN_STEP_KEYS + v * VEC_LANES;
-            vec x = sum[r * num_vecs + v];
-            vec_store(to, adds ? vec_add(vec_load(to), x) : x);
-        }
+#pragma GCC unroll 32
+    for (int i = 0; i < num_rows * num_vecs; i++) {
+        float *to = x->s + i / num_vecs * ATTN_STEP_KEYS + i % num_vecs * VEC_LANES;
+        vec_store(to, c > 0 ? vec_add(vec_load(to), sum[i]) : sum[i]);
     }
 }
 
 // score_tile computes num_rows x num_vecs vectors of scores.  Each SIMD_SUM_COLUMNS products are
 // summed on their own: the rounding errors of one long sum would be those of a plain implementation
 // again, and logits of 1e5 show every bit of them.
-SIMD_INLINE void score_tile(float *s, const float *q, int64_t stride_q, const float *panel,
-                            int32_t columns, int num_rows, int num_vecs) {
+SIMD_INLINE void score_tile(const simd_score *x, const float *panel, int32_t columns, int num_rows,
+                            int num_vecs) {
     for (int32_t c = 0; c < columns; c += SIMD_SUM_COLUMNS) {
         int32_t n = columns - c < SIMD_SUM_COLUMNS ? columns - c : SIMD_SUM_COLUMNS;
-        score_part(s, q + c, stride_q, panel + c * ATTN_STEP_KEYS, n, c > 0, num_rows, num_vecs);
+        score_part(x, panel, c, n, num_rows, num_vecs);
     }
 }
 
-// weigh_tile: acc[r] = acc[r] * rescale[r] + sum over keys [first, end) of weights[r][key] *
-// v[key]. The sum starts at zero and meets acc last: one rounding of the size of acc a step, not
-// one a key.
-SIMD_INLINE void weigh_tile(float *acc, int64_t stride_acc, const float *weights,
-                            const float *rescale, const float *const *v, int64_t column,
-                            int32_t first, int32_t end, int num_rows, int num_vecs) {
+// weigh_tile does the product for num_rows x num_vecs vectors of acc from column c on; v is the
+// rows of V.
+SIMD_INLINE void weigh_tile(const simd_weigh *x, const float *const *v, int32_t c, int num_rows,
+                            int num_vecs) {
     vec sum[VEC_TILE_ROWS * 4];
 #pragma GCC unroll 32
     for (int i = 0; i < num_rows * num_vecs; i++) {
         sum[i] = vec_zero();
     }
+    const float *weights = x->weights;
 #pragma GCC unroll 2
-    for (int32_t key = first; key < end; key++) {
-        vec x[4];
+    for (int32_t key = x->first; key < x->end; key++) {
+        vec y[4];
 #pragma GCC unroll 4
         for (int i = 0; i < num_vecs; i++) {
-            x[i] = vec_load(v[key] + column + i * VEC_LANES);
+            y[i] = vec_load(v[key] + c + i * VEC_LANES);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < num_rows; r++) {
             vec weight = vec_set1(weights[r * ATTN_STEP_KEYS + key]);
 #pragma GCC unroll 4
             for (int i = 0; i < num_vecs; i++) {
-                sum[r * num_vecs + i] = vec_fma(weight, x[i], sum[r * num_vecs + i]);
+                sum[r * num_vecs + i] = vec_fma(weight, y[i], sum[r * num_vecs + i]);
             }
         }
     }
-    acc += column;
-#pragma GCC unroll 8
-    for (int r = 0; r < num_rows; r++) {
-        vec scale = vec_set1(rescale[r]);
-#pragma GCC unroll 4
-        for (int i = 0; i < num_vecs; i++) {
-            float *to = acc + r * stride_acc + i * VEC_LANES;
-            vec_store(to, vec_fma(vec_load(to), scale, sum[r * num_vecs + i]));
-        }
+#pragma GCC unroll 32
+    for (int i = 0; i < num_rows * num_vecs; i++) {
+        int r = i / num_vecs;
+        float *to = x->acc + r * x->stride_acc + c + i % num_vecs * VEC_LANES;
+        vec_store(to, vec_fma(vec_load(to), vec_set1(x->rescale[r]), sum[i]));
     }
 }
 
@@ -149,65 +142,61 @@ SIMD_INLINE void weigh_tile(float *acc, int64_t stride_acc, const float *weights
 // one are padding.
 enum { SIMD_SHORT_ROWS = 4 };
 
+// tile_rows returns the height of the first tile of left rows.
 static inline int32_t tile_rows(int32_t left) {
-    bool shorter = left <= SIMD_SHORT_ROWS || (left > VEC_TILE_ROWS && left <= 2 * SIMD_SHORT_ROWS);
-    return shorter ? SIMD_SHORT_ROWS : VEC_TILE_ROWS;
+    bool is_short =
+        left <= SIMD_SHORT_ROWS || (left > VEC_TILE_ROWS && left <= 2 * SIMD_SHORT_ROWS);
+    return is_short ? SIMD_SHORT_ROWS : VEC_TILE_ROWS;
 }
 
-// score_rows computes scores of a tile's rows for keys [first, end), rounded outwards.
-SIMD_INLINE void score_rows(float *s, const float *q, int64_t stride_q, const float *panel,
-                            int32_t columns, int32_t first, int32_t end, int num_rows) {
+SIMD_INLINE void score_keys(const simd_score *x, const float *panel, int32_t columns, int32_t first,
+                            int32_t end, int num_rows) {
     const int32_t width = VEC_TILE_VECS * VEC_LANES;
     for (int32_t key = first - first % width; key < end; key += width) {
+        simd_score y = {x->s + key, x->q, x->stride_q};
         int32_t vecs = (end - key + VEC_LANES - 1) / VEC_LANES;
         if (vecs >= VEC_TILE_VECS) {
-            score_tile(s + key, q, stride_q, panel + key, columns, num_rows, VEC_TILE_VECS);
+            score_tile(&y, panel + key, columns, num_rows, VEC_TILE_VECS);
         } else if (vecs == 3) {
-            score_tile(s + key, q, stride_q, panel + key, columns, num_rows, 3);
+            score_tile(&y, panel + key, columns, num_rows, 3);
         } else if (vecs == 2) {
-            score_tile(s + key, q, stride_q, panel + key, columns, num_rows, 2);
+            score_tile(&y, panel + key, columns, num_rows, 2);
         } else {
-            score_tile(s + key, q, stride_q, panel + key, columns, num_rows, 1);
+            score_tile(&y, panel + key, columns, num_rows, 1);
         }
     }
 }
 
-// weigh_rows adds the weighted V of keys [first, end) to a tile's rows of acc.
-SIMD_INLINE void weigh_rows(float *acc, int64_t stride_acc, const float *weights,
-                            const float *rescale, const float *const *v, int32_t columns,
-                            int32_t first, int32_t end, int num_rows) {
+// packed_scores computes the scores of a tile of num_rows (what tile_rows returned) for keys
+// [first, end), rounded outwards to vectors.
+static inline void packed_scores(const simd_score *x, const float *panel, int32_t columns,
+                                 int32_t first, int32_t end, int32_t num_rows) {
+    if (num_rows == VEC_TILE_ROWS) {
+        score_keys(x, panel, columns, first, end, VEC_TILE_ROWS);
+    } else {
+        score_keys(x, panel, columns, first, end, SIMD_SHORT_ROWS);
+    }
+}
+
+SIMD_INLINE void weigh_columns(const simd_weigh *x, const float *const *v, int32_t columns,
+                               int num_rows) {
     const int32_t width = VEC_TILE_VECS * VEC_LANES;
-    int32_t column = 0;
-    for (; column + width <= columns; column += width) {
-        weigh_tile(acc, stride_acc, weights, rescale, v, column, first, end, num_rows,
-                   VEC_TILE_VECS);
+    int32_t c = 0;
+    for (; c + width <= columns; c += width) {
+        weigh_tile(x, v, c, num_rows, VEC_TILE_VECS);
     }
-    for (; column < columns; column += SIMD_PAIR) {
-        weigh_tile(acc, stride_acc, weights, rescale, v, column, first, end, num_rows, 2);
-    }
-}
-
-// score_tile_rows and weigh_tile_rows choose the tile: num_rows is what tile_rows returned.
-static inline void score_tile_rows(float *s, const float *q, int64_t stride_q, const float *panel,
-                                   int32_t columns, uint64_t seen, int32_t num_rows) {
-    int32_t first = __builtin_ctzll(seen);
-    int32_t end = ATTN_STEP_KEYS - __builtin_clzll(seen);
-    if (num_rows == VEC_TILE_ROWS) {
-        score_rows(s, q, stride_q, panel, columns, first, end, VEC_TILE_ROWS);
-    } else {
-        score_rows(s, q, stride_q, panel, columns, first, end, SIMD_SHORT_ROWS);
+    for (; c < columns; c += SIMD_PAIR) {
+        weigh_tile(x, v, c, num_rows, 2);
     }
 }
 
-static inline void weigh_tile_rows(float *acc, int64_t stride_acc, const float *weights,
-                                   const float *rescale, const float *const *v, int32_t columns,
-                                   uint64_t seen, int32_t num_rows) {
-    int32_t first = __builtin_ctzll(seen);
-    int32_t end = ATTN_STEP_KEYS - __builtin_clzll(seen);
+// packed_weigh does the product for a tile of num_rows and all columns.
+static inline void packed_weigh(const simd_weigh *x, const float *const *v, int32_t columns,
+                                int32_t num_rows) {
     if (num_rows == VEC_TILE_ROWS) {
-        weigh_rows(acc, stride_acc, weights, rescale, v, columns, first, end, VEC_TILE_ROWS);
+        weigh_columns(x, v, columns, VEC_TILE_ROWS);
     } else {
-        weigh_rows(acc, stride_acc, weights, rescale, v, columns, first, end, SIMD_SHORT_ROWS);
+        weigh_columns(x, v, columns, SIMD_SHORT_ROWS);
     }
 }
 

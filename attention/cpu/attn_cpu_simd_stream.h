@@ -49,15 +49,35 @@ SIMD_INLINE void prefetch(const simd_rows *rows, int32_t key, int64_t at, int32_
     }
 }
 
-// dots_pair adds the products of one pair of columns, n of its 2 VEC_LANES, to the sums.
-SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const float *q, int64_t stride_q, const simd_rows *k,
-                           int32_t key, int64_t at, int32_t n, attnd_dtype dtype, int num_rows) {
+// simd_score is a product of query rows with K: s [rows, ATTN_STEP_KEYS] = q * K.
+typedef struct simd_score {
+    float *s;
+    const float *q; // [rows, stride_q], pair order
+    int64_t stride_q;
+} simd_score;
+
+// simd_weigh is a product of weights with V over keys [first, end) of a step: acc [rows,
+// stride_acc] = acc * rescale + weights [rows, ATTN_STEP_KEYS] * V.  The sum over the keys starts
+// at zero and meets acc last: one rounding of the size of acc a step, not one a key.
+typedef struct simd_weigh {
+    float *acc; // pair order
+    int64_t stride_acc;
+    const float *weights;
+    const float *rescale; // [rows]
+    int32_t first, end;
+} simd_weigh;
+
+// dots_pair adds the products of one pair of columns, n of its 2 VEC_LANES, to the sums of num_rows
+// rows and VEC_DOTS / num_rows keys from key.  The pair is from column c on, at bytes into a row.
+SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k, int32_t key,
+                           int32_t c, int32_t n, attnd_dtype dtype, int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
+    const int64_t at = (int64_t)c * element_bytes(dtype);
     vec qa[4], qb[4];
 #pragma GCC unroll 4
     for (int r = 0; r < num_rows; r++) {
-        qa[r] = vec_load(q + r * stride_q);
-        qb[r] = vec_load(q + r * stride_q + VEC_LANES);
+        qa[r] = vec_load(x->q + r * x->stride_q + c);
+        qb[r] = vec_load(x->q + r * x->stride_q + c + VEC_LANES);
     }
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
@@ -74,90 +94,82 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const float *q, int64_t stride_q, 
 
 // dots computes the scores of num_rows query rows (1, 2 or 4) and VEC_DOTS / num_rows keys from
 // key.
-SIMD_INLINE void dots(float *s, const float *q, int64_t stride_q, const simd_rows *k, int32_t key,
-                      attnd_dtype dtype, int32_t head_dim, int num_rows) {
-    const int32_t bytes = SIMD_PAIR * element_bytes(dtype);
+SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, int32_t key, attnd_dtype dtype,
+                      int32_t head_dim, int num_rows) {
     vec sum[VEC_DOTS];
 #pragma GCC unroll 16
     for (int i = 0; i < VEC_DOTS; i++) {
         sum[i] = vec_zero();
     }
     int32_t c = 0;
-    int64_t at = 0;
-    for (; c + SIMD_PAIR <= head_dim; c += SIMD_PAIR, at += bytes) {
-        dots_pair(sum, q + c, stride_q, k, key, at, SIMD_PAIR, dtype, num_rows);
+    for (; c + SIMD_PAIR <= head_dim; c += SIMD_PAIR) {
+        dots_pair(sum, x, k, key, c, SIMD_PAIR, dtype, num_rows);
     }
     if (c < head_dim) {
-        dots_pair(sum, q + c, stride_q, k, key, at, head_dim - c, dtype, num_rows);
+        dots_pair(sum, x, k, key, c, head_dim - c, dtype, num_rows);
     }
-    vec_store_dots(sum, num_rows, s, ATTN_STEP_KEYS);
+    vec_store_dots(sum, num_rows, x->s + key, ATTN_STEP_KEYS);
 }
 
-// stream_scores computes s [num_rows, ATTN_STEP_KEYS] for keys [first, end) of the step.
-SIMD_INLINE void stream_scores(float *s, const float *q, int64_t stride_q, const simd_rows *k,
-                               int32_t first, int32_t end, attnd_dtype dtype, int32_t head_dim,
-                               int num_rows) {
+// stream_scores computes the scores of num_rows query rows and keys [first, end) of the step.
+SIMD_INLINE void stream_scores(const simd_score *x, const simd_rows *k, int32_t first, int32_t end,
+                               attnd_dtype dtype, int32_t head_dim, int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
     for (int32_t key = first - first % num_keys; key < end; key += num_keys) {
-        dots(s + key, q, stride_q, k, key, dtype, head_dim, num_rows);
+        dots(x, k, key, dtype, head_dim, num_rows);
     }
 }
 
-// weigh adds weighted rows of V to num_pairs pairs of columns of acc, at bytes into a row of V. The
-// sum starts at zero and meets acc last: one rounding of the size of acc a step, not one a key.
-SIMD_INLINE void weigh(float *acc, int64_t stride_acc, const float *weights, const float *rescale,
-                       const simd_rows *v, int32_t first, int32_t end, attnd_dtype dtype,
-                       int32_t columns, int num_rows, int num_pairs, int64_t at) {
+// weigh works on num_pairs pairs of columns from column c on; columns tells how many of a pair
+// there are.
+SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32_t columns,
+                       attnd_dtype dtype, int num_rows, int num_pairs) {
+    const int num_vecs = num_pairs * 2;
     const int32_t bytes = SIMD_PAIR * element_bytes(dtype);
+    const int64_t at = (int64_t)c * element_bytes(dtype);
     vec sum[VEC_SUM_VECS];
 #pragma GCC unroll 16
-    for (int i = 0; i < num_rows * num_pairs * 2; i++) {
+    for (int i = 0; i < num_rows * num_vecs; i++) {
         sum[i] = vec_zero();
     }
-    for (int32_t key = first; key < end; key++) {
-        const char *x = v->row[key] + v->offset + at;
+    for (int32_t key = x->first; key < x->end; key++) {
+        const char *row = v->row[key] + v->offset + at;
 #pragma GCC unroll 8
-        for (int c = 0; c < num_pairs; c++) {
+        for (int i = 0; i < num_pairs; i++) {
             vec a, b;
-            load_pair(x + c * bytes, dtype, columns, &a, &b);
-            prefetch(v, key, at + c * bytes, bytes);
+            load_pair(row + i * bytes, dtype, columns, &a, &b);
+            prefetch(v, key, at + i * bytes, bytes);
 #pragma GCC unroll 4
             for (int r = 0; r < num_rows; r++) {
-                vec weight = vec_set1(weights[r * ATTN_STEP_KEYS + key]);
-                int i = (r * num_pairs + c) * 2;
-                sum[i] = vec_fma(weight, a, sum[i]);
-                sum[i + 1] = vec_fma(weight, b, sum[i + 1]);
+                vec weight = vec_set1(x->weights[r * ATTN_STEP_KEYS + key]);
+                vec *to = &sum[r * num_vecs + i * 2];
+                to[0] = vec_fma(weight, a, to[0]);
+                to[1] = vec_fma(weight, b, to[1]);
             }
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < num_rows * num_pairs * 2; i++) {
-        int r = i / (num_pairs * 2), c = i % (num_pairs * 2);
-        float *to = acc + r * stride_acc + c * VEC_LANES;
-        vec_store(to, vec_fma(vec_load(to), vec_set1(rescale[r]), sum[i]));
+    for (int i = 0; i < num_rows * num_vecs; i++) {
+        int r = i / num_vecs;
+        float *to = x->acc + r * x->stride_acc + c + i % num_vecs * VEC_LANES;
+        vec_store(to, vec_fma(vec_load(to), vec_set1(x->rescale[r]), sum[i]));
     }
 }
 
-// stream_weigh: acc [num_rows, v_head_dim in pair order] = acc * rescale + weights * V over keys
-// [first, end) of the step.
-SIMD_INLINE void stream_weigh(float *acc, int64_t stride_acc, const float *weights,
-                              const float *rescale, const simd_rows *v, int32_t first, int32_t end,
-                              attnd_dtype dtype, int32_t v_head_dim, int num_rows) {
-    const int wide = VEC_SUM_VECS / num_rows / 2 > 4 ? 4 : VEC_SUM_VECS / num_rows / 2; // pairs
-    const int32_t bytes = SIMD_PAIR * element_bytes(dtype);
-    int64_t at = 0;
-    int32_t left = v_head_dim;
-    for (; left >= wide * SIMD_PAIR; left -= wide * SIMD_PAIR, at += wide * bytes) {
-        weigh(acc, stride_acc, weights, rescale, v, first, end, dtype, SIMD_PAIR, num_rows, wide,
-              at);
-        acc += wide * SIMD_PAIR;
+// stream_weigh does the product for num_rows rows and all columns.
+SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, attnd_dtype dtype,
+                              int32_t v_head_dim, int num_rows) {
+    const int most = VEC_SUM_VECS / num_rows / 2;
+    const int wide = most > 4 ? 4 : most; // pairs
+    int32_t c = 0;
+    for (; c + wide * SIMD_PAIR <= v_head_dim; c += wide * SIMD_PAIR) {
+        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, wide);
     }
-    for (; left >= SIMD_PAIR; left -= SIMD_PAIR, at += bytes) {
-        weigh(acc, stride_acc, weights, rescale, v, first, end, dtype, SIMD_PAIR, num_rows, 1, at);
-        acc += SIMD_PAIR;
+    for (; c + SIMD_PAIR <= v_head_dim; c += SIMD_PAIR) {
+        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, 1);
     }
-    if (left > 0) {
-        weigh(acc, stride_acc, weights, rescale, v, first, end, dtype, left, num_rows, 1, at);
+    if (c < v_head_dim) {
+        weigh(x, v, c, v_head_dim - c, dtype, num_rows, 1);
     }
 }
 

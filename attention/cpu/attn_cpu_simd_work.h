@@ -1,0 +1,231 @@
+// attn_cpu_simd_work is a task under way: what lies where in the thread's scratch, how query rows
+// get in and states get out.  Included behind a vector header, once per instruction set.
+#ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_WORK_H
+#define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_WORK_H
+
+#include "attention/cpu/attn_cpu_ops.h"
+#include "attention/cpu/attn_cpu_simd_math.h"
+#include "attention/cpu/attn_cpu_simd_packed.h"
+#include "attention/cpu/attn_cpu_simd_stream.h"
+
+enum {
+    SIMD_STREAM_ROWS = 4,   // most query rows a KV head of the stream form
+    SIMD_DECODE_ROWS = 128, // and of a decode task, whose heads are walked together
+    SIMD_QUAD = 4 * VEC_LANES,
+};
+
+#define SIMD_F8_SCALE 256.0f // by which what vec_f8_to_f16 gives is too small
+
+// simd_order is the order of the columns of q and acc, that in which K and V come out of a load.
+typedef enum simd_order {
+    SIMD_PLAIN, // as they are
+    SIMD_SPLIT, // of 2 VEC_LANES the even ones, then the odd ones: bf16 widened by shift and mask
+    SIMD_QUADS, // of 4 VEC_LANES the even ones, then the odd ones: vec_f8_to_f16
+} simd_order;
+
+typedef struct simd_work simd_work;
+typedef struct simd_head simd_head;
+
+// simd_head_fn is scores, softmax step and weights times V for all rows of one KV head and step.
+typedef void (*simd_head_fn)(simd_work *w, const attn_cpu_step *step, simd_head *head);
+
+// simd_form is how one storage type is worked on.
+typedef struct simd_form {
+    simd_order order;
+    simd_head_fn stream; // up to SIMD_STREAM_ROWS rows
+    simd_head_fn packed; // more
+} simd_form;
+
+// All arrays are in the thread's scratch, as simd_work itself is.
+struct simd_work {
+    const simd_form *form;
+    const attn_params *p;
+    const attn_task *t;
+    const attn_row *row;
+    int32_t rows;               // query rows of a KV head
+    int32_t stride_rows;        // the same with padding
+    int32_t columns, v_columns; // of q and acc: head_dim and v_head_dim with padding
+    float *q;                   // [head_count, stride_rows, columns], in form->order
+    float *acc;                 // [head_count, stride_rows, v_columns], in form->order
+    float *m, *d;               // [head_count, stride_rows]
+    float *slopes;              // [head_count, stride_rows] when the row has ALiBi slopes
+    float *places;              // [stride_rows]: i + kv_len - q_len
+    float *s;                   // [SIMD_TILE_ROWS and padding, ATTN_STEP_KEYS]
+    float *panel;               // [columns, ATTN_STEP_KEYS], packed form
+    float *v;                   // [ATTN_STEP_KEYS, v_columns], packed form
+    uint16_t *halves;           // [ATTN_STEP_KEYS, columns or v_columns], F8E4M3
+    const char **half_row;      // [ATTN_STEP_KEYS], its rows
+    const float **v_row;        // [ATTN_STEP_KEYS], rows of V in float32, packed form
+    attn_cpu_step step[2];      // the one under way and the next
+};
+
+// simd_head is one KV head of a step.
+struct simd_head {
+    float *q, *acc, *m, *d; // of its rows
+    simd_rows k, v;
+    simd_logits logits;
+};
+
+// carve takes bytes of the scratch, aligned.
+static inline void *carve(char **scratch, int64_t bytes) {
+    void *x = *scratch;
+    *scratch += (bytes + ATTN_CPU_ALIGN - 1) / ATTN_CPU_ALIGN * ATTN_CPU_ALIGN;
+    return x;
+}
+
+static inline int32_t round_up(int32_t x, int32_t unit) {
+    return (x + unit - 1) / unit * unit;
+}
+
+static inline simd_work *work_init(const attn_params *p, const attn_task *t, void *scratch,
+                                   const simd_form *form) {
+    char *at = scratch;
+    simd_work *w = carve(&at, sizeof(*w));
+    int32_t unit = form->order == SIMD_QUADS ? SIMD_QUAD : SIMD_PAIR;
+    w->form = form;
+    w->p = p;
+    w->t = t;
+    w->row = &p->rows[t->row];
+    w->rows = t->q_count;
+    w->stride_rows = w->rows / SIMD_TILE_ROWS * SIMD_TILE_ROWS; // tiles do not cross these
+    while (w->stride_rows < w->rows) {
+        w->stride_rows += tile_rows(w->rows - w->stride_rows);
+    }
+    w->columns = round_up(p->shape.head_dim, unit);
+    w->v_columns = round_up(p->shape.v_head_dim, unit);
+    int64_t states = (int64_t)t->head_count * w->stride_rows;
+    const int64_t f32 = sizeof(float), pad = VEC_LANES; // vectors of states may end behind them
+    w->q = carve(&at, states * w->columns * f32);
+    w->acc = carve(&at, states * w->v_columns * f32);
+    w->m = carve(&at, (states + pad) * f32);
+    w->d = carve(&at, (states + pad) * f32);
+    w->slopes = carve(&at, states * f32);
+    w->places = carve(&at, w->stride_rows * f32);
+    w->s = carve(&at, (SIMD_TILE_ROWS + SIMD_SHORT_ROWS) * ATTN_STEP_KEYS * f32);
+    w->panel = carve(&at, w->columns * ATTN_STEP_KEYS * f32);
+    w->v = carve(&at, w->v_columns * ATTN_STEP_KEYS * f32);
+    int32_t widest = w->columns > w->v_columns ? w->columns : w->v_columns;
+    w->halves = carve(&at, widest * ATTN_STEP_KEYS * (int64_t)sizeof(uint16_t));
+    w->half_row = carve(&at, ATTN_STEP_KEYS * (int64_t)sizeof(char *));
+    w->v_row = carve(&at, ATTN_STEP_KEYS * (int64_t)sizeof(float *));
+    return w;
+}
+
+// order_columns brings the columns of a row to an order; columns is a multiple of its unit.
+static inline void order_columns(float *to, const float *from, int32_t columns, simd_order order) {
+    for (int32_t c = 0; c < columns; c += SIMD_PAIR) {
+        vec a = vec_load(from + c);
+        vec b = vec_load(from + c + VEC_LANES);
+        int32_t at = c;
+        int32_t apart = VEC_LANES;
+        if (order != SIMD_PLAIN) {
+            vec_split(a, b, &a, &b);
+        }
+        if (order == SIMD_QUADS) {
+            at = c / SIMD_QUAD * SIMD_QUAD + c % SIMD_QUAD / 2;
+            apart = SIMD_PAIR;
+        }
+        vec_store(to + at, a);
+        vec_store(to + at + apart, b);
+    }
+}
+
+// restore_columns is the inverse, times scale.
+static inline void restore_columns(float *to, const float *from, int32_t columns, simd_order order,
+                                   float scale) {
+    for (int32_t c = 0; c < columns; c += SIMD_PAIR) {
+        int32_t at = c;
+        int32_t apart = VEC_LANES;
+        if (order == SIMD_QUADS) {
+            at = c / SIMD_QUAD * SIMD_QUAD + c % SIMD_QUAD / 2;
+            apart = SIMD_PAIR;
+        }
+        vec a = vec_load(from + at);
+        vec b = vec_load(from + at + apart);
+        if (order != SIMD_PLAIN) {
+            vec_merge(a, b, &a, &b);
+        }
+        vec_store(to + c, vec_mul(a, vec_set1(scale)));
+        vec_store(to + c + VEC_LANES, vec_mul(b, vec_set1(scale)));
+    }
+}
+
+// load_row converts one query row to float32, zeros behind head_dim, and rotates it.
+static inline void load_row(float *to, const simd_work *w, const char *from,
+                            const double *cos_sin) {
+    const attn_shape *s = &w->p->shape;
+    int64_t bytes = VEC_LANES * (int64_t)attnd_dtype_bytes(s->q_dtype);
+    float plain[ATTN_MAX_HEAD_DIM + SIMD_QUAD];
+    for (int32_t c = 0; c < w->columns; c += VEC_LANES, from += bytes) {
+        int32_t n = s->head_dim - c;
+        n = n < 0 ? 0 : n > VEC_LANES ? VEC_LANES : n;
+        vec_store(plain + c, n ? vec_widen(from, s->q_dtype, n) : vec_zero());
+    }
+    if (cos_sin) {
+        attn_cpu_rope_apply(w->row->rope, cos_sin, plain);
+    }
+    order_columns(to, plain, w->columns, w->form->order);
+}
+
+// load_q fills q, slopes and places.
+static inline void load_q(simd_work *w) {
+    const attn_row *row = w->row;
+    const attn_task *t = w->t;
+    int32_t group = attn_group(&w->p->shape);
+    int64_t element = attnd_dtype_bytes(w->p->shape.q_dtype);
+    double cos_sin[ATTN_MAX_HEAD_DIM];
+    int32_t token = t->q_first / group;
+    int32_t in_group = t->q_first % group;
+    for (int32_t r = 0; r < w->rows; r++, in_group++) {
+        if (in_group == group) {
+            in_group = 0;
+            token++;
+        }
+        int32_t place = row->kv_len - row->q_len + token;
+        w->places[r] = (float)place;
+        if (row->rope && (r == 0 || in_group == 0)) {
+            attn_cpu_rope_angles(row->rope, row->q_positions ? row->q_positions[token] : place,
+                                 cos_sin);
+        }
+        for (int32_t h = 0; h < t->head_count; h++) {
+            int32_t q_head = (t->head_first + h) * group + in_group;
+            int64_t at = token * row->stride_q_token + q_head * row->stride_q_head;
+            int64_t state = h * (int64_t)w->stride_rows + r;
+            load_row(w->q + state * w->columns, w, (const char *)row->q + at * element,
+                     row->rope ? cos_sin : NULL);
+            w->slopes[state] = attn_logit_of(w->p, row, q_head).slope;
+        }
+    }
+    for (int32_t h = 0; h < t->head_count; h++) {
+        int64_t state = h * (int64_t)w->stride_rows + w->rows;
+        memset(w->q + state * w->columns, 0,
+               (size_t)(w->stride_rows - w->rows) * (size_t)w->columns * sizeof(float));
+    }
+}
+
+static inline void clear_state(simd_work *w) {
+    int64_t states = (int64_t)w->t->head_count * w->stride_rows;
+    for (int64_t i = 0; i < states + VEC_LANES; i++) {
+        w->m[i] = -INFINITY;
+        w->d[i] = 0;
+    }
+    memset(w->acc, 0, (size_t)states * (size_t)w->v_columns * sizeof(float));
+}
+
+static inline void store_state(const simd_work *w, const attn_state *out) {
+    int32_t v_head_dim = w->p->shape.v_head_dim;
+    float scale = w->p->shape.kv_dtype == ATTND_F8E4M3 ? SIMD_F8_SCALE : 1.0f;
+    float row[ATTN_MAX_HEAD_DIM + SIMD_QUAD];
+    for (int32_t h = 0; h < w->t->head_count; h++) {
+        for (int32_t r = 0; r < w->rows; r++) {
+            int64_t from = h * (int64_t)w->stride_rows + r;
+            int64_t to = h * (int64_t)w->rows + r;
+            restore_columns(row, w->acc + from * w->v_columns, w->v_columns, w->form->order, scale);
+            memcpy(out->acc + to * v_head_dim, row, (size_t)v_head_dim * sizeof(float));
+            out->m[to] = w->m[from];
+            out->d[to] = w->d[from];
+        }
+    }
+}
+
+#endif
