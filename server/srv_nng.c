@@ -642,7 +642,8 @@ static void on_closed(uv_handle_t *handle) {
     free_memory(t);
 }
 
-// The order matters: nobody new, then no callback, then the socket, and the path last.
+// The order matters: nobody new, then no callback, then the socket, what connections still hold,
+// and the path last.
 void srv_nng_close(srv_nng *t) {
     if (!t) {
         return;
@@ -655,17 +656,19 @@ void srv_nng_close(srv_nng *t) {
         nng_aio_cancel(t->slots[i].aio); // all at once, since each takes its turn on NNG's threads
     }
     for (uint32_t i = 0; i < t->num_slots && t->slots[i].aio; i++) {
-        slot *s = &t->slots[i];
-        nng_aio_stop(s->aio);
-        nng_ctx_close(s->ctx);
-        free_aio_msg(s);
-        nng_aio_free(s->aio);
-        nng_msg_free(s->request);
-        nng_msg_free(s->reply);
+        nng_aio_stop(t->slots[i].aio);
+        nng_ctx_close(t->slots[i].ctx);
     }
     nng_close(t->socket);
     for (uint32_t i = 0; i < t->opts.connections; i++) {
         on_conn(t, &t->conns[i], false, t->conns[i].open);
+    }
+    for (uint32_t i = 0; i < t->num_slots && t->slots[i].aio; i++) {
+        slot *s = &t->slots[i];
+        free_aio_msg(s);
+        nng_aio_free(s->aio);
+        nng_msg_free(s->request);
+        nng_msg_free(s->reply);
     }
     for (uint32_t i = 0; i < t->num_urls; i++) {
         srv_path_release(&t->urls[i].path);

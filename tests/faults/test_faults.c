@@ -190,6 +190,38 @@ START_TEST(a_daemon_killed_under_its_clients_is_a_lost_connection) {
 }
 END_TEST
 
+START_TEST(two_signals_under_a_flood_end_the_daemon_cleanly) {
+    enum { N = 8 };
+    for (int round = 0; round < 10; round++) {
+        raw_client c[N];
+        e2e_buf hello, stats;
+        memset(&d, 0, sizeof(d));
+        e2e_start(&d, flags);
+        e2e_buf_init(&hello, PROTO_HELLO, 1, "{}", 2);
+        e2e_buf_init(&stats, PROTO_STATS, 2, NULL, 0);
+        for (int i = 0; i < N; i++) {
+            raw_open(&c[i], d.path);
+            raw_send(&c[i], hello.data, hello.bytes, 1000);
+            for (int k = 0; k < 60; k++) {
+                raw_send(&c[i], stats.data, stats.bytes, 1000);
+            }
+        }
+        e2e_sleep_ms(round);
+        kill(d.pid, SIGTERM);
+        kill(d.pid, SIGINT);
+        int status = e2e_wait(&d, 20000);
+        ck_assert_int_eq(status, 0);
+        ck_assert(!e2e_log_has(&d, "Sanitizer"));
+        for (int i = 0; i < N; i++) {
+            raw_close(&c[i]);
+        }
+        e2e_buf_fini(&hello);
+        e2e_buf_fini(&stats);
+        e2e_remove(&d);
+    }
+}
+END_TEST
+
 static int count_fds(void) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)d.pid);
@@ -302,6 +334,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_log_that_nobody_reads_stops_nothing);
     tcase_add_test(tc, a_client_that_is_stopped_and_goes_on_loses_nothing);
     tcase_add_test(tc, a_daemon_killed_under_its_clients_is_a_lost_connection);
+    tcase_add_test(tc, two_signals_under_a_flood_end_the_daemon_cleanly);
     tcase_add_test(tc, clients_that_come_and_go_leave_neither_memory_nor_descriptors);
 #if ATTND_HAVE_SYSTEMD
     tcase_add_test(tc, systemd_hears_ready_alive_and_stopping);
