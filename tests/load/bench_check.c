@@ -1,7 +1,7 @@
 // Rows are taken in blocks that the reference can hold.  For each token of a block the error
 // against float64 is found over all heads, then a list of the tokens that are still in doubt
-// shrinks from one summation order of the plain run to the next.  What is left appeals to its
-// neighbours in the sequence; their q, k and v come from the seed, whether they were sent or not.
+// shrinks from one summation order of the plain run to the next.  What is left appeals to the rest
+// of its call, whose q, k and v come from the seed.
 #include "tests/load/bench_check.h"
 
 #include <inttypes.h>
@@ -14,16 +14,16 @@
 
 enum {
     MAX_TOKENS = 64, // of a block
-    NEIGHBOURS = 32, // rows, the one in doubt included
-    MAX_LOST = 20,   // appeals; a daemon that is wrong all over should be told so soon
+    CALL_ROWS = 32,  // that an appeal looks at, at least
+    MAX_LOST = 4,    // appeals; a daemon that is wrong all over should be told so soon
 };
 
 typedef struct doubt {
-    double err;   // of the daemon
-    double bound; // so far
-    double size, ulp;
+    double err;       // of the daemon
+    double bound;     // so far
     double got, want; // where err is
     uint32_t elem;    // [q_heads, v_head_dim]
+    bench_call call;
 } doubt;
 
 struct bench_check {
@@ -89,23 +89,26 @@ static double load(const void *base, attnd_dtype dtype, uint64_t i) {
     }
 }
 
+static double size_of(const bench_check *c, const double *want) {
+    double largest = 0;
+    for (uint32_t i = 0; i < c->row_elems; i++) {
+        largest = fmax(largest, fabs(want[i]));
+    }
+    return largest;
+}
+
 // judge finds the error of one row.  A NaN is an infinite error.
 static doubt judge(const bench_check *c, const void *out, uint64_t row, const double *want) {
     attnd_dtype dtype = c->model->dtype;
-    doubt d = {.err = 0};
-    double largest = 0;
+    doubt d = {.bound = bench_ulp(dtype, size_of(c, want))};
     for (uint32_t i = 0; i < c->row_elems; i++) {
         double got = load(out, dtype, row * c->row_elems + i);
         double err = fabs(got - want[i]);
         err = isnan(err) ? INFINITY : err;
-        largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
         if (err > d.err) {
-            d = (doubt){.err = err, .got = got, .want = want[i], .elem = i};
+            d = (doubt){.err = err, .bound = d.bound, .got = got, .want = want[i], .elem = i};
         }
     }
-    d.size = largest;
-    d.ulp = bench_ulp(dtype, largest);
-    d.bound = d.ulp;
     return d;
 }
 
@@ -118,45 +121,45 @@ static double plain_error(const bench_check *c, const float *plain, const double
     return worst;
 }
 
-static double size_of(const bench_check *c, const double *want) {
-    double largest = 0;
-    for (uint32_t i = 0; i < c->row_elems; i++) {
-        largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
-    }
-    return largest;
-}
-
-// plain_share raises *share to the largest plain err / size of a block's rows.
-static attnd_err plain_share(bench_check *c, const bench_block *b, double *share) {
+// measure raises *plain to the largest plain err of a block's rows, in any order, and *size to
+// their largest |reference|.
+static attnd_err measure(bench_check *c, const bench_block *b, double *plain, double *size) {
     attnd_err err = bench_ref_f64(c->ref, b, c->want);
+    for (uint64_t t = 0; t < b->num_tokens && err == ATTND_OK; t++) {
+        *size = fmax(*size, size_of(c, c->want + t * c->row_elems));
+    }
     for (int order = 0; order < BENCH_NUM_ORDERS && err == ATTND_OK; order++) {
         err = bench_ref_plain(c->ref, b, (bench_order)order, c->plain);
         for (uint64_t t = 0; t < b->num_tokens && err == ATTND_OK; t++) {
-            const double *want = c->want + t * c->row_elems;
-            double plain = plain_error(c, c->plain + t * c->row_elems, want);
-            *share = fmax(*share, plain / size_of(c, want));
+            uint64_t at = t * c->row_elems;
+            *plain = fmax(*plain, plain_error(c, c->plain + at, c->want + at));
         }
     }
     return err;
 }
 
-// appeal widens the bound of the row at a position by what its neighbours' plain runs show.
-static attnd_err appeal(bench_check *c, bench_block b, uint32_t position, doubt *d) {
-    uint32_t positions[NEIGHBOURS];
-    uint32_t first = position > NEIGHBOURS / 2 ? position - NEIGHBOURS / 2 : 0;
-    uint32_t step = bench_ref_max_tokens(c->ref, first + NEIGHBOURS);
-    double share = 0;
+// appeal widens the bound of a row to that of its call, from the call's first row on until it
+// covers err.
+static attnd_err appeal(bench_check *c, bench_block b, doubt *d) {
+    uint32_t positions[MAX_TOKENS];
+    uint32_t end = d->call.first + d->call.num;
+    uint32_t at = d->call.first;
+    if (d->call.num < CALL_ROWS) {
+        at = end > CALL_ROWS ? end - CALL_ROWS : 0;
+    }
+    uint32_t most = bench_ref_max_tokens(c->ref, end);
+    most = most < MAX_TOKENS ? most : MAX_TOKENS;
+    double plain = 0, size = 0;
     attnd_err err = ATTND_OK;
-    for (uint32_t i = 0; i < NEIGHBOURS; i++) {
-        positions[i] = first + i;
-    }
-    for (uint32_t at = 0; at < NEIGHBOURS && err == ATTND_OK; at += step) {
-        b.positions = positions + at;
-        b.num_tokens = NEIGHBOURS - at < step ? NEIGHBOURS - at : step;
+    while (at < end && d->err > d->bound && err == ATTND_OK) {
+        b.positions = positions;
+        for (b.num_tokens = 0; b.num_tokens < most && at < end; at++) {
+            positions[b.num_tokens++] = at;
+        }
         bench_block_init(&b);
-        err = plain_share(c, &b, &share);
+        err = measure(c, &b, &plain, &size);
+        d->bound = fmax(d->bound, 2 * plain + bench_ulp(c->model->dtype, size));
     }
-    d->bound = fmax(d->bound, 2 * share * d->size + d->ulp);
     return err;
 }
 
@@ -196,7 +199,7 @@ static attnd_err settle(bench_check *c, bench_block b, uint32_t *positions, doub
             doubt d = doubts[t];
             const double *want = c->truth + (uint64_t)t * c->row_elems;
             double plain = plain_error(c, c->plain + (uint64_t)t * c->row_elems, want);
-            d.bound = fmax(d.bound, 2 * plain + d.ulp);
+            d.bound = fmax(d.bound, 2 * plain + bench_ulp(c->model->dtype, size_of(c, want)));
             if (d.err <= d.bound) {
                 note_error(v, &d);
                 continue;
@@ -210,7 +213,7 @@ static attnd_err settle(bench_check *c, bench_block b, uint32_t *positions, doub
     for (uint32_t t = 0; t < b.num_tokens; t++) {
         doubt *d = &doubts[t];
         if (c->lost < MAX_LOST) {
-            attnd_err err = appeal(c, b, positions[t], d);
+            attnd_err err = appeal(c, b, d);
             if (err != ATTND_OK) {
                 return err;
             }
@@ -226,8 +229,9 @@ static attnd_err settle(bench_check *c, bench_block b, uint32_t *positions, doub
     return ATTND_OK;
 }
 
-static attnd_err check_block(bench_check *c, const bench_block *b, const void *out, uint64_t row,
-                             bench_verdict *v) {
+// check_block checks the rows of a block, which are those from row on.
+static attnd_err check_block(bench_check *c, const bench_block *b, const bench_rows *rows,
+                             uint64_t row, bench_verdict *v) {
     uint32_t positions[MAX_TOKENS], left = 0;
     doubt doubts[MAX_TOKENS];
     attnd_err err = bench_ref_f64(c->ref, b, c->want);
@@ -237,7 +241,8 @@ static attnd_err check_block(bench_check *c, const bench_block *b, const void *o
     v->rows += b->num_tokens;
     for (uint32_t t = 0; t < b->num_tokens; t++) {
         const double *want = c->want + (uint64_t)t * c->row_elems;
-        doubt d = judge(c, out, row + t, want);
+        doubt d = judge(c, rows->out, row + t, want);
+        d.call = rows->calls[row + t];
         if (d.err <= d.bound) {
             note_error(v, &d);
             continue;
@@ -255,7 +260,9 @@ attnd_err bench_check_rows(bench_check *c, const bench_rows *rows, bench_verdict
     bench_verdict sum = {0};
     uint32_t end_key = 0;
     for (uint32_t i = 0; i < rows->num_rows; i++) {
-        end_key = rows->positions[i] + 1 > end_key ? rows->positions[i] + 1 : end_key;
+        const bench_call *call = &rows->calls[i];
+        ATTND_ASSERT(rows->positions[i] - call->first < call->num);
+        end_key = call->first + call->num > end_key ? call->first + call->num : end_key;
     }
     attnd_err err = bench_rope_table_grow(&c->rope, c->model, end_key);
     uint32_t step = bench_ref_max_tokens(c->ref, end_key);
@@ -271,7 +278,7 @@ attnd_err bench_check_rows(bench_check *c, const bench_rows *rows, bench_verdict
             .positions = rows->positions + at,
         };
         bench_block_init(&b);
-        err = check_block(c, &b, rows->out, at, &sum);
+        err = check_block(c, &b, rows, at, &sum);
     }
     if (err == ATTND_OK) {
         bench_verdict_add(v, &sum);

@@ -236,7 +236,7 @@ static void add_definitions(cJSON *root) {
     add_text(o, "rows", "output rows attended: tokens x layers, each of all query heads");
     add_text(o, "verified", "rows compared with float64");
     add_text(o, "plain_runs", "of these, the ones that were off by more than 1 ulp");
-    add_text(o, "appeals", "of these, the ones whose bound came from the rows round them");
+    add_text(o, "appeals", "of these, the ones whose bound came from the other rows of their call");
     add_text(
         o, "max_error_bound",
         "bound of the row with max_error: 2 x the error of a plain unfused run (worst of three "

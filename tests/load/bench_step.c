@@ -146,6 +146,7 @@ static void place_samples(bench_step *s, const bench_link *link) {
             }
             bench_batch *batch = *e->open;
             batch->positions[batch->num_rows] = e->first + t;
+            batch->calls[batch->num_rows] = (bench_call){e->first, e->num};
             s->samples[s->num_samples++] =
                 (sample){.batch = batch, .slot = batch->num_rows++, .row = row};
             if (batch->num_rows == bench_verify_capacity(link->verify)) {

@@ -45,6 +45,7 @@ static attnd_err check_batch(const bench_verify *v, bench_check *check, const be
             .layer = layer,
             .num_rows = batch->num_rows,
             .positions = batch->positions,
+            .calls = batch->calls,
             .out = bench_verify_out(v, batch, layer, 0),
         };
         attnd_err err = bench_check_rows(check, &rows, sum);
@@ -103,10 +104,11 @@ static attnd_err make_batches(bench_verify *v) {
     for (uint32_t i = 0; i < v->num_batches; i++) {
         bench_batch *b = &v->batches[i];
         b->positions = calloc(v->capacity, sizeof(*b->positions));
+        b->calls = calloc(v->capacity, sizeof(*b->calls));
         b->out = malloc(v->row_bytes * v->capacity * v->model->layers);
         b->next = v->idle;
         v->idle = b;
-        if (b->positions == NULL || b->out == NULL) {
+        if (b->positions == NULL || b->calls == NULL || b->out == NULL) {
             return ATTND_ENOMEM;
         }
     }
@@ -126,6 +128,7 @@ static void stop_threads(bench_verify *v) {
 static void destroy(bench_verify *v) {
     for (uint32_t i = 0; v->batches != NULL && i < v->num_batches; i++) {
         free(v->batches[i].positions);
+        free(v->batches[i].calls);
         free(v->batches[i].out);
     }
     free(v->batches);

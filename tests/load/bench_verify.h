@@ -26,6 +26,7 @@ typedef struct bench_batch {
     uint64_t request;
     uint32_t num_rows;        // up to bench_verify_capacity
     uint32_t *positions;      // [capacity]
+    bench_call *calls;        // [capacity], see bench_check.h
     uint8_t *out;             // [layers, capacity, q_heads, v_head_dim]
     struct bench_batch *next; // private
 } bench_batch;

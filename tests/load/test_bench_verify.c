@@ -34,6 +34,7 @@ static void fill(bench_batch *batch, uint32_t num) {
     batch->num_rows = num;
     for (uint32_t i = 0; i < num; i++) {
         batch->positions[i] = i;
+        batch->calls[i] = (bench_call){0, num};
     }
     for (uint32_t layer = 0; layer < 2; layer++) {
         for (uint32_t i = 0; i < num; i++) {
