@@ -88,7 +88,9 @@ typedef struct row_state {
     float *acc, *m, *d;
 } row_state;
 
-// add_step brings the keys of a step that bits names into the state of one query row.
+// add_step brings the keys of a step that bits names into the state of one query row.  Their
+// weighted sum starts at zero and meets acc last: one rounding of the size of acc a step, not one a
+// key, which a row whose weight lies on few of many keys would show.
 static void add_step(const row_state *state, const attn_shape *s, const float *q,
                      const attn_logit *logit, const step *st, uint64_t bits, int64_t diagonal) {
     double x[ATTN_STEP_KEYS];
@@ -102,19 +104,21 @@ static void add_step(const row_state *state, const attn_shape *s, const float *q
     if (m == -INFINITY) {
         return; // nothing but logits of -inf
     }
-    float rescale = exp2_of(*state->m - m);
-    for (int32_t d = 0; d < s->v_head_dim; d++) {
-        state->acc[d] *= rescale;
-    }
     float sum = 0;
+    float weighted[ATTN_MAX_HEAD_DIM];
+    memset(weighted, 0, (size_t)s->v_head_dim * sizeof(*weighted));
     for (uint64_t left = bits; left; left &= left - 1) {
         int32_t j = __builtin_ctzll(left);
         float weight = exp2_of((float)(x[j] - (double)m));
         const float *v = st->v + (int64_t)j * s->v_head_dim;
         sum += weight;
         for (int32_t d = 0; d < s->v_head_dim; d++) {
-            state->acc[d] += weight * v[d];
+            weighted[d] += weight * v[d];
         }
+    }
+    float rescale = exp2_of(*state->m - m);
+    for (int32_t d = 0; d < s->v_head_dim; d++) {
+        state->acc[d] = state->acc[d] * rescale + weighted[d];
     }
     *state->d = *state->d * rescale + sum;
     *state->m = m;
