@@ -32,7 +32,9 @@ const srv_conf_key srv_conf_keys[] = {
     {"server", "log_level", SRV_CONF_CHOICE, CONF(log_level), "info", 0, 0, "error warn info debug",
      true, "The least severe events that are logged."},
     {"server", "drain_timeout", SRV_CONF_TIME, CONF(drain_timeout_ms), "30s", 0, DAY_MS, NULL, true,
-     "How long SIGTERM waits for running work before it is aborted."},
+     "How long SIGTERM waits for running work before it is aborted.  Its replies then have 2 s to "
+     "be "
+     "read; should anything still hang 5 s later, the process ends with exit status 3."},
 
     {"cache", "memory", SRV_CONF_SIZE, CONF(memory_bytes), "1GiB", MIB, 64ull << 40, NULL, false,
      "Size of the arena that KV blocks lie in."},

@@ -21,6 +21,7 @@
 #include "proto/log.h"
 #include "server/srv_compute.h"
 #include "server/srv_core.h"
+#include "server/srv_deadline.h"
 #include "server/srv_inherit.h"
 #include "server/srv_nng.h"
 #include "server/srv_notify.h"
@@ -28,7 +29,9 @@
 #include "server/srv_rings.h"
 
 enum {
-    LINGER_MS = 200, // for NNG to write the last replies out, which it does not tell of
+    LINGER_MS = 200,        // for NNG to write the last replies out, which it does not tell of
+    LAST_REPLIES_MS = 2000, // behind the drain's end, for clients to read what they wait for
+    HANG_MS = 5000,         // of taking everything down; deploy/attnd.conf speaks of both
     ADMIN_IN_FLIGHT = 8,
 };
 
@@ -107,6 +110,7 @@ static void begin_drain(void *ctx, uint64_t timeout_ms) {
     s->core.draining = true;
     srv_core_refuse_waiting(&s->core);
     rearm(s, until);
+    srv_deadline_set(until + LAST_REPLIES_MS + HANG_MS);
 }
 
 static void on_term(uv_signal_t *handle, int signum) {
@@ -118,6 +122,7 @@ static void on_term(uv_signal_t *handle, int signum) {
 // finish closes everything that the loop waits for, so that uv_run returns.
 static void finish(server *s) {
     s->phase = STOPPED;
+    srv_deadline_set(attnd_clock_ms() + HANG_MS);
     srv_nng_close(s->clients);
     srv_nng_close(s->admin);
     srv_rings_close(s->rings);
@@ -151,7 +156,8 @@ static void drain_on(server *s) {
     }
     if (s->phase < LINGERING && !srv_core_busy(&s->core)) {
         s->phase = LINGERING;
-        s->drain_until_ms = now + s->core.conf.send_timeout_ms + LINGER_MS;
+        uint64_t last = now + LAST_REPLIES_MS;
+        s->drain_until_ms = s->drain_until_ms > last ? s->drain_until_ms : last;
     }
     if (s->phase == LINGERING) {
         if (replies_out(s, now) || now >= s->drain_until_ms) {
@@ -524,10 +530,11 @@ attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errin
     }
     uv_run(&s->loop, UV_RUN_DEFAULT);
     uv_loop_close(&s->loop);
+    srv_nng_fini();
+    srv_deadline_set(UINT64_MAX); // unmapping a large arena takes its time
     srv_compute_free(s->compute);
     srv_core_fini(&s->core);
     kv_arena_close_host(&s->arena);
-    srv_nng_fini();
     free(s);
     if (!err) {
         attnd_log(ATTND_LOG_INFO, "server", "stopped");

@@ -2,7 +2,8 @@
 // everything down again.
 //
 //     SIGTERM, SIGINT, drain   new work is refused, running work answered; then the end.  A second
-//                              signal aborts what still runs
+//                              signal aborts what still runs.  A stop that hangs ends all the
+//                              same, with exit status 3 (srv_deadline.h)
 //     SIGHUP                   reads the configuration again; what cannot change is logged
 //     SIGPIPE                  ignored
 #ifndef ATTND_SERVER_SRV_SERVER_H
