@@ -73,7 +73,7 @@ static void load_step(const attn_params *p, const attn_row *row, int32_t head, c
 
 // logit_of returns x of a dot product with the key at that distance from the diagonal.
 static inline double logit_of(const attn_logit *l, float score, int64_t distance) {
-    double x = (double)score * (double)l->factor;
+    double x = (double)score * l->factor;
     if (l->softcap > 0) {
         x = (double)l->cap_log2 * tanh(x / (double)l->softcap);
     }

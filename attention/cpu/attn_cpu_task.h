@@ -64,7 +64,8 @@ static inline attn_span attn_task_span(const attn_params *p, const attn_task *t)
 // attn_logit is how a dot product of a query head becomes a logit in log2 units.  Without softcap
 // and slope x = dot * factor; best kept in one FMA with "- m", since then no product is rounded.
 typedef struct attn_logit {
-    float factor;   // scale * k_scale, times log2(e) when softcap is 0
+    double factor;  // scale * k_scale, times log2(e) when softcap is 0; rounded to float32 it would
+                    // be wrong by up to 6e-8, and by as much of every logit
     float softcap;  // 0 = off: x = dot * factor, else x = cap_log2 * tanh(dot * factor / softcap)
     float cap_log2; // softcap * log2(e)
     float slope;    // log2(e) * ALiBi slope: x -= slope * |i + kv_len - q_len - j|; 0 = none
@@ -76,7 +77,7 @@ static inline attn_logit attn_logit_of(const attn_params *p, const attn_row *row
     scale *= row->k_scale ? (double)row->k_scale[kv_head] : 1.0;
     double slope = row->alibi_slopes ? (double)row->alibi_slopes[q_head] : 0.0;
     return (attn_logit){
-        .factor = (float)(row->softcap > 0 ? scale : scale * ATTN_LOG2E),
+        .factor = row->softcap > 0 ? scale : scale * ATTN_LOG2E,
         .softcap = row->softcap,
         .cap_log2 = (float)((double)row->softcap * ATTN_LOG2E),
         .slope = (float)(slope * ATTN_LOG2E),
