@@ -17,5 +17,7 @@ typedef struct bench_cmd {
 
 int bench_serve(int argc, char **argv);
 int bench_ipc(int argc, char **argv);
+int bench_ceilings(int argc, char **argv);
+int bench_kernels(int argc, char **argv);
 
 #endif

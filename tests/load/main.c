@@ -7,6 +7,8 @@
 static const bench_cmd commands[] = {
     {"serve", "play a model runtime against a running daemon", bench_serve},
     {"ipc", "time empty calls over NNG and ring, beside bare echoes", bench_ipc},
+    {"ceilings", "measure what this machine can do at most", bench_ceilings},
+    {"kernels", "time the kernels, each beside its ceiling", bench_kernels},
 };
 enum { NUM_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 

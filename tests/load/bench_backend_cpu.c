@@ -1,0 +1,323 @@
+// The CPU as a backend: host memory is device memory, a launch is over when it returns.
+//
+// Decode is held against reading the same blocks in the same order, prefill against the multiply-
+// adds of the instruction set in use: of float32, or, for bf16, of its bf16 dot product where that
+// is faster.  The peer of prefill is OpenBLAS (bench_blas.h) on float32 copies of the same data,
+// which are made beforehand.
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/load/bench_backend.h"
+#include "tests/load/bench_blas.h"
+#include "tests/load/bench_result.h"
+#include "tests/load/bench_team.h"
+
+enum {
+    DEFAULT_L3_BYTES = 32 << 20,
+    COMPUTE_MS = 20,     // of a sample of a compute ceiling
+    NUM_PEER_BLOCKS = 3, // block sizes that the peer is tried with
+};
+
+struct bench_backend {
+    attn_cpu *cpu;
+    uint32_t threads;
+    const bench_ceil_ops *reads, *computes;
+    // The peer's copies of the set that was last used, and its best block.
+    const bench_set *copied;
+    float *copy;
+    bench_blas_case blas;
+};
+
+// DECODE is a group: all storage types at one length.
+#define DECODE(heads, length)                                                                     \
+    (const char *const[]) {                                                                       \
+        "decode f32 " heads " kv_len " length, "decode bf16 " heads " kv_len " length,            \
+            "decode f16 " heads " kv_len " length, "decode f8e4m3 " heads " kv_len " length, NULL \
+    }
+#define PREFILL(length)                                                           \
+    (const char *const[]) {                                                       \
+        "prefill f32 32/8 q_len " length, "prefill bf16 32/8 q_len " length, NULL \
+    }
+
+static const char *const *const groups[] = {
+    DECODE("32/8", "512"),
+    DECODE("32/8", "1024"),
+    DECODE("32/8", "2048"),
+    DECODE("32/8", "4096"),
+    DECODE("32/8", "8192"),
+    DECODE("32/8", "16384"),
+    DECODE("32/8", "32768"),
+    DECODE("32/8", "65536"),
+    (const char *const[]){
+        "ragged f32 32/8 batch 128 kv_len 131072", "decode f32 32/8 kv_len 131072",
+        "ragged bf16 32/8 batch 128 kv_len 131072", "decode bf16 32/8 kv_len 131072",
+        "decode f16 32/8 kv_len 131072", "decode f8e4m3 32/8 kv_len 131072", NULL},
+    DECODE("8/8", "4096"),
+    DECODE("8/8", "32768"),
+    PREFILL("512"),
+    PREFILL("2048"),
+    PREFILL("4096"),
+    NULL,
+};
+
+#define DECODE_ASKS(dtype, share)                                                                  \
+    {"decode " dtype " 32/8 kv_len *", NULL, BENCH_SHARE, 4096, share, 0},                         \
+        {"decode " dtype " 8/8 kv_len *", NULL, BENCH_SHARE, 4096, 0.85, 0}, {                     \
+        "decode " dtype " 32/8 kv_len *", "decode " dtype " 32/8 kv_len 32768", BENCH_SLOPE, 4096, \
+            0.9, 1.1                                                                               \
+    }
+
+static const bench_ask asks[] = {
+    DECODE_ASKS("f32", 0.80),
+    DECODE_ASKS("bf16", 0.75),
+    DECODE_ASKS("f16", 0.60),
+    {"decode f8e4m3 32/8 kv_len *", "decode bf16 32/8 kv_len *", BENCH_SPEEDUP, 4096, 1.5, 0},
+    {"ragged f32 32/8 batch 128 kv_len *", "decode f32 32/8 kv_len *", BENCH_SLOWER, 0, 0, 1.05},
+    {"ragged bf16 32/8 batch 128 kv_len *", "decode bf16 32/8 kv_len *", BENCH_SLOWER, 0, 0, 1.05},
+    {"prefill f32 32/8 q_len 512", NULL, BENCH_SHARE, 0, 0.62, 0},
+    {"prefill f32 32/8 q_len *", NULL, BENCH_SHARE, 2048, 0.70, 0},
+    {"prefill bf16 32/8 q_len 512", NULL, BENCH_SHARE, 0, 0.55, 0},
+    {"prefill bf16 32/8 q_len *", NULL, BENCH_SHARE, 2048, 0.60, 0},
+    {"prefill f32 32/8 q_len *", NULL, BENCH_PEER, 0, 1.0, 0},
+    {"prefill bf16 32/8 q_len *", NULL, BENCH_PEER, 0, 1.0, 0},
+    {NULL, NULL, BENCH_SHARE, 0, 0, 0},
+};
+
+static uint32_t processors(void) {
+    cpu_set_t set;
+    int num = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+    return (uint32_t)(num < 1 ? 1 : num);
+}
+
+static attnd_err cpu_open(bench_backend **out, const bench_backend_opts *opts,
+                          attnd_errinfo *info) {
+    bench_backend *b = calloc(1, sizeof(*b));
+    if (!b) {
+        return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory");
+    }
+    b->threads = opts->threads > 0 ? opts->threads : processors();
+    attn_cpu_opts cpu = {.num_threads = (int32_t)b->threads, .isa = opts->kernel};
+    attnd_err err = attn_cpu_create(&b->cpu, &cpu, info);
+    if (err != ATTND_OK) {
+        free(b);
+        return err;
+    }
+    b->reads = bench_ceil_find(NULL);
+    b->computes = bench_ceil_find(attn_cpu_isa(b->cpu));
+    *out = b;
+    return ATTND_OK;
+}
+
+static void cpu_close(bench_backend *b) {
+    attn_cpu_free(b->cpu);
+    free(b->copy);
+    free(b);
+}
+
+static void cpu_describe(const bench_backend *b, char *out, size_t bytes) {
+    snprintf(out, bytes, "%s, %u threads", attn_cpu_isa(b->cpu), b->threads);
+}
+
+static uint32_t cpu_threads(const bench_backend *b) {
+    return b->threads;
+}
+
+static uint64_t cpu_last_cache(const bench_backend *b) {
+    (void)b;
+    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return bytes > 0 ? (uint64_t)bytes : DEFAULT_L3_BYTES;
+}
+
+static attnd_err cpu_place(bench_backend *b, const bench_arena *arena, int64_t *delta,
+                           attnd_errinfo *info) {
+    (void)b;
+    (void)arena;
+    (void)info;
+    *delta = 0;
+    return ATTND_OK;
+}
+
+static attnd_err cpu_put(bench_backend *b, const bench_arena *arena, attnd_errinfo *info) {
+    (void)arena;
+    (void)info;
+    b->copied = NULL; // its data are others now
+    return ATTND_OK;
+}
+
+static attnd_err cpu_get(bench_backend *b, void *host, uint64_t bytes, attnd_errinfo *info) {
+    (void)b;
+    (void)host;
+    (void)bytes;
+    (void)info;
+    return ATTND_OK;
+}
+
+static attnd_err cpu_run(bench_backend *b, const attn_params *launch, attn_choice *choice,
+                         attnd_errinfo *info) {
+    return attn_cpu_run(b->cpu, launch, choice, info);
+}
+
+static attnd_err cpu_time(bench_backend *b, const attn_params *const *launches, uint32_t num,
+                          double *us, attnd_errinfo *info) {
+    double begin = bench_now();
+    for (uint32_t i = 0; i < num; i++) {
+        attnd_err err = attn_cpu_run(b->cpu, launches[i], NULL, info);
+        if (err != ATTND_OK) {
+            return err;
+        }
+    }
+    *us = (bench_now() - begin) * 1e6 / num;
+    return ATTND_OK;
+}
+
+// read_sets reads all runs of the sets once, in the order of their keys.
+static double read_sets(const bench_backend *b, const bench_set *const *sets, uint32_t num,
+                        uint64_t ahead) {
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < num; i++) {
+        total += sets[i]->num_runs;
+    }
+    bench_run *runs = malloc(total * sizeof(*runs));
+    if (!runs) {
+        return 0;
+    }
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < num; i++) {
+        memcpy(runs + at, sets[i]->runs, sets[i]->num_runs * sizeof(*runs));
+        at += sets[i]->num_runs;
+    }
+    double gbs = bench_ceil_read(b->reads, runs, total, ahead, b->threads);
+    free(runs);
+    return gbs;
+}
+
+static uint32_t cpu_ceilings(const bench_backend *b, const bench_case *c) {
+    (void)b;
+    return c->kind == BENCH_PREFILL ? 2 : BENCH_CEIL_AHEADS;
+}
+
+static attnd_err cpu_ceiling(bench_backend *b, const bench_case *c, uint32_t way,
+                             const bench_set *const *sets, uint32_t num, bench_ceiling *out,
+                             attnd_errinfo *info) {
+    if (c->kind == BENCH_PREFILL) {
+        bool is_dot = way == 1 && c->kv_dtype == ATTND_BF16 && b->computes->dot_bf16;
+        bench_ceil_rate rate = is_dot ? BENCH_CEIL_DOT : BENCH_CEIL_FMA;
+        snprintf(out->what, sizeof(out->what), "%s %s", b->computes->isa,
+                 is_dot ? "bf16 dot product" : "float32 multiply-add");
+        out->value = bench_ceil_compute(b->computes, rate, b->threads, COMPUTE_MS);
+        out->is_bytes = false;
+        return ATTND_OK;
+    }
+    uint64_t ahead = bench_ceil_ahead(way);
+    snprintf(out->what, sizeof(out->what), "read of the same blocks, prefetch %u KiB ahead",
+             (uint32_t)(ahead >> 10));
+    out->value = read_sets(b, sets, num, ahead);
+    out->is_bytes = true;
+    return out->value > 0 ? ATTND_OK : attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for runs");
+}
+
+static const char *cpu_peer_name(bench_backend *b, const bench_case *c) {
+    (void)b;
+    bool is_square = c->kind == BENCH_PREFILL && c->batch == 1 && c->kv_len == c->q_len;
+    return is_square && bench_blas_open() ? bench_blas_name() : NULL;
+}
+
+static const char *cpu_peer_missing(bench_backend *b) {
+    (void)b;
+    return bench_blas_open() ? NULL
+                             : "OpenBLAS is left out: no libopenblas.so.0 (Debian: apt-get install "
+                               "libopenblas0-pthread)";
+}
+
+// gather makes float32 copies of a set's data, contiguous, as the peer takes them.
+static attnd_err gather(bench_backend *b, const bench_case *c, const bench_set *s,
+                        attnd_errinfo *info) {
+    const attn_shape *shape = &s->params.shape;
+    const attn_row *row = &s->params.rows[0];
+    uint64_t dim = (uint64_t)c->head_dim;
+    uint64_t q_num = (uint64_t)c->q_len * (uint64_t)c->q_heads * dim;
+    uint64_t kv_num = (uint64_t)c->kv_len * (uint64_t)c->kv_heads * dim;
+    free(b->copy);
+    b->copy = malloc((2 * q_num + 2 * kv_num) * sizeof(float));
+    if (!b->copy) {
+        return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for the peer");
+    }
+    float *q = b->copy, *k = q + 2 * q_num, *v = k + kv_num;
+    for (uint64_t i = 0; i < q_num; i++) {
+        q[i] = (float)attnd_load(row->q, c->q_dtype, i);
+    }
+    for (uint64_t i = 0; i < kv_num; i++) {
+        uint64_t head = i / (dim * (uint64_t)c->kv_len);
+        uint64_t key = i / dim % (uint64_t)c->kv_len;
+        const char *block = (const char *)s->params.pool +
+                            row->table[key / (uint64_t)c->block_tokens] * shape->block_stride;
+        uint64_t element =
+            head * (uint64_t)shape->stride_k_head + key % (uint64_t)c->block_tokens * dim + i % dim;
+        k[i] = (float)attnd_load(block + row->k_offset, c->kv_dtype, element);
+        v[i] = (float)attnd_load(block + row->v_offset, c->kv_dtype, element);
+    }
+    b->blas = (bench_blas_case){.q = q,
+                                .k = k,
+                                .v = v,
+                                .out = q + q_num,
+                                .tokens = c->q_len,
+                                .q_heads = c->q_heads,
+                                .kv_heads = c->kv_heads,
+                                .head_dim = c->head_dim};
+    b->copied = s;
+    return ATTND_OK;
+}
+
+// choose_block takes the block size that makes the peer fastest.
+static void choose_block(bench_backend *b) {
+    static const int32_t blocks[NUM_PEER_BLOCKS] = {32, 64, 128};
+    double best = INFINITY;
+    int32_t block = blocks[0];
+    for (int i = 0; i < NUM_PEER_BLOCKS; i++) {
+        b->blas.block = blocks[i];
+        double seconds = bench_blas_prefill(&b->blas, b->threads);
+        block = seconds < best ? blocks[i] : block;
+        best = fmin(best, seconds);
+    }
+    b->blas.block = block;
+}
+
+static attnd_err cpu_peer(bench_backend *b, const bench_case *c, const bench_set *s, double *us,
+                          attnd_errinfo *info) {
+    if (b->copied != s) {
+        attnd_err err = gather(b, c, s, info);
+        if (err != ATTND_OK) {
+            return err;
+        }
+        choose_block(b);
+    }
+    *us = bench_blas_prefill(&b->blas, b->threads) * 1e6;
+    return ATTND_OK;
+}
+
+static const bench_backend_ops cpu_ops = {
+    .name = "cpu",
+    .groups = groups,
+    .asks = asks,
+    .open = cpu_open,
+    .close = cpu_close,
+    .describe = cpu_describe,
+    .threads = cpu_threads,
+    .last_cache = cpu_last_cache,
+    .place = cpu_place,
+    .put = cpu_put,
+    .get = cpu_get,
+    .run = cpu_run,
+    .time = cpu_time,
+    .ceilings = cpu_ceilings,
+    .ceiling = cpu_ceiling,
+    .peer_name = cpu_peer_name,
+    .peer = cpu_peer,
+    .peer_missing = cpu_peer_missing,
+};
+
+const bench_backend_ops *const bench_backends[] = {&cpu_ops, NULL};

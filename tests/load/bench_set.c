@@ -1,0 +1,182 @@
+#include "tests/load/bench_set.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/load/bench_math.h"
+
+// sizes are the parts of a set in bytes.
+typedef struct sizes {
+    uint64_t half; // K or V of a block
+    uint64_t blocks, pool, q, out, table, scale;
+} sizes;
+
+static uint64_t blocks_of(const bench_case *c, int32_t kv_len) {
+    return (uint64_t)((kv_len + c->block_tokens - 1) / c->block_tokens);
+}
+
+static sizes sizes_of(const bench_case *c) {
+    int32_t lengths[BENCH_MAX_BATCH];
+    sizes z = {0};
+    bench_case_lengths(c, lengths);
+    for (int32_t i = 0; i < c->batch; i++) {
+        z.blocks += blocks_of(c, lengths[i]);
+    }
+    z.half = (uint64_t)c->kv_heads * (uint64_t)c->block_tokens * (uint64_t)c->head_dim *
+             attnd_dtype_bytes(c->kv_dtype);
+    z.pool = z.blocks * 2 * z.half;
+    z.q = (uint64_t)c->batch * (uint64_t)c->q_len * (uint64_t)c->q_heads * (uint64_t)c->head_dim *
+          attnd_dtype_bytes(c->q_dtype);
+    z.out = z.q;
+    z.table = z.blocks * sizeof(uint32_t);
+    z.scale = (uint64_t)c->kv_heads * sizeof(float);
+    return z;
+}
+
+uint64_t bench_set_bytes(const bench_case *c) {
+    sizes z = sizes_of(c);
+    uint64_t pages = 6 * 4096; // of what each part is rounded up by
+    return z.pool + z.q + z.out + z.table + 2 * z.scale + pages;
+}
+
+// shuffle fills table with 0 .. num - 1 in random order.
+static void shuffle(uint32_t *table, uint64_t num, uint64_t seed) {
+    for (uint64_t i = 0; i < num; i++) {
+        uint64_t j = bench_hash64(seed * 0x100000001 + i) % (i + 1);
+        table[i] = table[j];
+        table[j] = (uint32_t)i;
+    }
+}
+
+static attn_shape shape_of(const bench_case *c, const sizes *z) {
+    int64_t head = (int64_t)c->block_tokens * c->head_dim;
+    return (attn_shape){.q_dtype = c->q_dtype,
+                        .kv_dtype = c->kv_dtype,
+                        .q_heads = c->q_heads,
+                        .kv_heads = c->kv_heads,
+                        .head_dim = c->head_dim,
+                        .v_head_dim = c->head_dim,
+                        .block_tokens = c->block_tokens,
+                        .stride_k_token = c->head_dim,
+                        .stride_k_head = head,
+                        .stride_v_token = c->head_dim,
+                        .stride_v_head = head,
+                        .block_stride = 2 * z->half};
+}
+
+static attn_row row_of(const bench_case *c, const sizes *z, int32_t kv_len) {
+    return (attn_row){.stride_q_token = c->q_heads * c->head_dim,
+                      .stride_q_head = c->head_dim,
+                      .stride_out_token = c->q_heads * c->head_dim,
+                      .stride_out_head = c->head_dim,
+                      .v_offset = z->half,
+                      .kv_len = kv_len,
+                      .q_len = c->q_len,
+                      .q_count = c->q_len,
+                      .flags = ATTN_CAUSAL,
+                      .window_left = -1,
+                      .window_right = -1};
+}
+
+// list_runs lists K and V of each block of a row.  Of a last block that is not full, the live
+// tokens of every head are a run of their own; they are rounded up to the grain of runs.
+static void list_runs(bench_set *s, const attn_row *row) {
+    const attn_shape *shape = &s->params.shape;
+    uint64_t element = attnd_dtype_bytes(shape->kv_dtype);
+    uint64_t token = (uint64_t)shape->head_dim * element;
+    uint64_t head = (uint64_t)shape->block_tokens * token;
+    for (int32_t key = 0; key < row->kv_len; key += shape->block_tokens) {
+        const char *k = (const char *)s->params.pool +
+                        row->table[key / shape->block_tokens] * shape->block_stride;
+        int32_t live = row->kv_len - key;
+        if (live >= shape->block_tokens) {
+            uint64_t half = head * (uint64_t)shape->kv_heads;
+            s->runs[s->num_runs++] = (bench_run){k, half & ~(uint64_t)(BENCH_RUN_ALIGN - 1)};
+            s->runs[s->num_runs++] =
+                (bench_run){k + row->v_offset, half & ~(uint64_t)(BENCH_RUN_ALIGN - 1)};
+            continue;
+        }
+        uint64_t bytes = ((uint64_t)live * token + BENCH_RUN_ALIGN - 1) / BENCH_RUN_ALIGN;
+        bytes *= BENCH_RUN_ALIGN;
+        for (int32_t part = 0; part < 2 * shape->kv_heads; part++) {
+            s->runs[s->num_runs++] = (bench_run){k + (uint64_t)part * head, bytes};
+        }
+    }
+}
+
+// shift_rows makes launch from params for a backend that sees the arena elsewhere.
+static void shift_rows(bench_set *s, int64_t delta) {
+    s->launch = s->params;
+    s->launch.pool = (char *)s->params.pool + delta;
+    s->launch.rows = s->params.rows + s->params.num_rows;
+    for (uint32_t i = 0; i < s->params.num_rows; i++) {
+        attn_row row = s->params.rows[i];
+        row.q = (const char *)row.q + delta;
+        row.out = (char *)row.out + delta;
+        row.table = (const void *)((const char *)row.table + delta);
+        row.k_scale = row.k_scale ? (const void *)((const char *)row.k_scale + delta) : NULL;
+        row.v_scale = row.v_scale ? (const void *)((const char *)row.v_scale + delta) : NULL;
+        s->launch.rows[i] = row;
+    }
+}
+
+static void fill_scales(float *k_scale, float *v_scale, int32_t num) {
+    for (int32_t h = 0; h < num; h++) {
+        k_scale[h] = 1.0f + (float)(h % 8) / 64;
+        v_scale[h] = 1.0f - (float)(h % 8) / 64;
+    }
+}
+
+attnd_err bench_set_init(bench_set *out, const bench_case *c, bench_arena *arena, int64_t delta,
+                         uint64_t seed, uint32_t threads, attnd_errinfo *info) {
+    int32_t lengths[BENCH_MAX_BATCH];
+    sizes z = sizes_of(c);
+    bench_case_lengths(c, lengths);
+    bench_set s = {.out_bytes = z.out};
+    attn_row *rows = calloc(2 * (size_t)c->batch, sizeof(*rows));
+    s.runs = calloc(2 * z.blocks + 2 * (uint64_t)c->batch * (uint64_t)c->kv_heads, sizeof(*s.runs));
+    char *pool = bench_arena_take(arena, z.pool);
+    char *q = bench_arena_take(arena, z.q);
+    s.out = bench_arena_take(arena, z.out);
+    uint32_t *table = bench_arena_take(arena, z.table);
+    float *k_scale = bench_arena_take(arena, z.scale);
+    float *v_scale = bench_arena_take(arena, z.scale);
+    if (!rows || !s.runs || !pool || !q || !s.out || !table || !k_scale || !v_scale) {
+        free(rows);
+        free(s.runs);
+        return attnd_fail(info, ATTND_ENOMEM, NULL, "no room for a set of %llu MiB",
+                          (unsigned long long)(bench_set_bytes(c) >> 20));
+    }
+    s.params = (attn_params){.shape = shape_of(c, &z),
+                             .pool = pool,
+                             .pool_bytes = z.pool,
+                             .num_blocks = z.blocks,
+                             .rows = rows,
+                             .num_rows = (uint32_t)c->batch};
+    bench_arena_fill(pool, c->kv_dtype, z.pool / attnd_dtype_bytes(c->kv_dtype), 2 * seed, threads);
+    bench_arena_fill(q, c->q_dtype, z.q / attnd_dtype_bytes(c->q_dtype), 2 * seed + 1, threads);
+    memset(s.out, 0xff, z.out); // a NaN in every type
+    shuffle(table, z.blocks, seed);
+    fill_scales(k_scale, v_scale, c->kv_heads);
+    for (int32_t i = 0; i < c->batch; i++) {
+        rows[i] = row_of(c, &z, lengths[i]);
+        rows[i].q = q + (uint64_t)i * (z.q / (uint64_t)c->batch);
+        rows[i].out = (char *)s.out + (uint64_t)i * (z.out / (uint64_t)c->batch);
+        rows[i].table = table;
+        if (c->kv_dtype == ATTND_F8E4M3) {
+            rows[i].k_scale = k_scale;
+            rows[i].v_scale = v_scale;
+        }
+        table += blocks_of(c, lengths[i]);
+        list_runs(&s, &rows[i]);
+    }
+    shift_rows(&s, delta);
+    *out = s;
+    return ATTND_OK;
+}
+
+void bench_set_fini(bench_set *s) {
+    free(s->params.rows);
+    free(s->runs);
+    *s = (bench_set){0};
+}
