@@ -14,10 +14,26 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/clock.h"
+
 static attnd_err failed(const char *what, int error, attnd_errinfo *info) {
     bool late = error == EAGAIN || error == EWOULDBLOCK || error == EINPROGRESS;
     return attnd_fail(info, late ? ATTND_ETIMEDOUT : ATTND_ECONN, "", "%s: %s", what,
                       late ? "no answer in time" : strerror(error));
+}
+
+// again is true when a signal of the caller's interrupted a system call that may go on.
+static bool again(uint64_t until_ms) {
+    return errno == EINTR && attnd_clock_ms() < until_ms;
+}
+
+static bool connect_fd(int fd, const struct sockaddr_un *addr, int32_t timeout_ms) {
+    uint64_t until_ms = attnd_clock_ms() + (uint64_t)timeout_ms;
+    int rv;
+    do {
+        rv = connect(fd, (const struct sockaddr *)addr, sizeof(*addr));
+    } while (rv != 0 && again(until_ms));
+    return rv == 0;
 }
 
 static attnd_err connect_to(int *out, const char *path, int32_t timeout_ms, attnd_errinfo *info) {
@@ -30,7 +46,7 @@ static attnd_err connect_to(int *out, const char *path, int32_t timeout_ms, attn
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) != 0 ||
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0 ||
-        connect(fd, (struct sockaddr *)&addr, sizeof(addr)) != 0) {
+        !connect_fd(fd, &addr, timeout_ms)) {
         attnd_err err = failed(path, errno, info);
         if (fd >= 0) {
             close(fd);
@@ -41,9 +57,10 @@ static attnd_err connect_to(int *out, const char *path, int32_t timeout_ms, attn
     return ATTND_OK;
 }
 
-// receive takes the answer and the descriptor with it, -1 when there is none.  The kernel drops
-// further ones, for which there is no room.
-static attnd_err receive(int fd, proto_attach_reply *reply, int *region, attnd_errinfo *info) {
+// receive takes the answer and the descriptor with it, -1 when there is none.  The room is for one,
+// and CMSG_SPACE would have padding in which the kernel puts another.
+static attnd_err receive(int fd, proto_attach_reply *reply, int32_t timeout_ms, int *region,
+                         attnd_errinfo *info) {
     union {
         struct cmsghdr align;
         char space[CMSG_SPACE(sizeof(int))];
@@ -52,8 +69,12 @@ static attnd_err receive(int fd, proto_attach_reply *reply, int *region, attnd_e
     struct msghdr msg = {.msg_iov = &iov,
                          .msg_iovlen = 1,
                          .msg_control = control.space,
-                         .msg_controllen = sizeof(control.space)};
-    ssize_t bytes = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+                         .msg_controllen = CMSG_LEN(sizeof(int))};
+    uint64_t until_ms = attnd_clock_ms() + (uint64_t)timeout_ms;
+    ssize_t bytes;
+    do {
+        bytes = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+    } while (bytes < 0 && again(until_ms));
     if (bytes < 0) {
         return failed("attach socket", errno, info);
     }
@@ -68,6 +89,10 @@ static attnd_err receive(int fd, proto_attach_reply *reply, int *region, attnd_e
     }
     if (bytes != (ssize_t)sizeof(*reply) || reply->magic != PROTO_RING_MAGIC) {
         return attnd_fail(info, ATTND_EPROTO, "magic", "the attach socket's answer is malformed");
+    }
+    if (msg.msg_flags & MSG_CTRUNC) {
+        return *region < 0 ? attnd_fail(info, ATTND_ENOMEM, "", "no descriptor left for a ring")
+                           : attnd_fail(info, ATTND_EPROTO, "", "more than one descriptor came");
     }
     return ATTND_OK;
 }
@@ -108,7 +133,7 @@ attnd_err client_attach(client_attached *out, const char *path, const proto_atta
     if (send(out->fd, ask, sizeof(*ask), MSG_NOSIGNAL) != (ssize_t)sizeof(*ask)) {
         err = failed("attach socket", errno, info);
     } else {
-        err = receive(out->fd, &reply, &region, info);
+        err = receive(out->fd, &reply, timeout_ms, &region, info);
     }
     if (!err && reply.status != 0) {
         *most = reply.bytes;

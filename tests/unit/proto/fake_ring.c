@@ -29,23 +29,28 @@ uint32_t fake_ring_body(uint8_t *reply, const uint8_t *msg, const void *body, si
     return (uint32_t)(PROTO_BODY + bytes);
 }
 
-static void send_reply(int fd, const proto_attach_reply *reply, int pass) {
+static void send_reply(const fake_ring *f, const proto_attach_reply *reply, int pass) {
+    enum { MOST = 8 };
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(MOST * sizeof(int))];
     } control = {.space = {0}};
+    size_t bytes = (1 + f->copies) * sizeof(int);
     struct iovec iov = {(void *)(uintptr_t)reply, sizeof(*reply)};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
     if (pass >= 0) {
         msg.msg_control = control.space;
-        msg.msg_controllen = sizeof(control.space);
+        must(f->copies < MOST, "few copies");
+        msg.msg_controllen = CMSG_SPACE(bytes);
         struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &pass, sizeof(int));
+        c->cmsg_len = CMSG_LEN(bytes);
+        for (size_t at = 0; at < bytes; at += sizeof(int)) {
+            memcpy(CMSG_DATA(c) + at, &pass, sizeof(int));
+        }
     }
-    (void)!sendmsg(fd, &msg, MSG_NOSIGNAL);
+    (void)!sendmsg(f->fd, &msg, MSG_NOSIGNAL);
 }
 
 static void attach(fake_ring *f) {
@@ -65,7 +70,7 @@ static void attach(fake_ring *f) {
     } else {
         fcntl(region, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     }
-    send_reply(f->fd, &reply, pass);
+    send_reply(f, &reply, pass);
     close(region);
 }
 

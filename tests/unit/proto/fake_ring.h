@@ -30,6 +30,7 @@ struct fake_ring {
     uint32_t sq_head, cq_tail;
     fake_ring_attach *attach; // NULL = well
     fake_ring_answer *answer;
+    uint32_t copies; // of the descriptor that attach gave, sent beside it
     atomic_int stop, hang_up;
     unsigned long thread;
 };

@@ -2,11 +2,13 @@
 // replies and the answer to attach never makes the library read or write outside of the region.
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "proto/client/client.h"
@@ -289,9 +291,9 @@ END_TEST
 // ---- attach
 
 static int attach_lie;
+static const int seals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 static int lie_in_attach(fake_ring *f, proto_attach_reply *reply, int region) {
-    int seals = F_SEAL_SHRINK | F_SEAL_GROW;
     switch (attach_lie) {
     case 0: // not sealed
         return region;
@@ -326,6 +328,62 @@ START_TEST(ring_answer_to_attach_that_is_nonsense_is_refused) {
     fake_ring *f = fake_ring_start(lie_in_attach, echo);
     ATTND_CK_ERR(open_to(f), ATTND_EPROTO);
     ck_assert_ptr_null(conn);
+    fake_ring_stop(f);
+}
+END_TEST
+
+static int send_copies(fake_ring *f, proto_attach_reply *reply, int region) {
+    (void)reply;
+    f->copies = (uint32_t)attach_lie;
+    fcntl(region, F_ADD_SEALS, seals);
+    return region;
+}
+
+// num_regions counts descriptors of this process that are a fake's region.
+static int num_regions(void) {
+    int num = 0;
+    for (int fd = 0; fd < 256; fd++) {
+        char link[64], target[64] = "";
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+        num += readlink(link, target, sizeof(target) - 1) > 0 && strstr(target, "memfd:fake");
+    }
+    return num;
+}
+
+START_TEST(ring_descriptors_beyond_the_first_are_refused_and_not_kept) {
+    attach_lie = _i;
+    fake_ring *f = fake_ring_start(send_copies, echo);
+    ATTND_CK_ERR(open_to(f), ATTND_EPROTO);
+    fake_ring_stop(f);
+    ck_assert_int_eq(num_regions(), 0);
+}
+END_TEST
+
+static void on_alarm(int number) {
+    (void)number;
+}
+
+// answer_late lets signals come, to the client's thread, while that waits for the answer.
+static int answer_late(fake_ring *f, proto_attach_reply *reply, int region) {
+    (void)f, (void)reply;
+    const struct itimerval often = {{0, 1000}, {0, 1000}}, off = {{0, 0}, {0, 0}};
+    sigset_t alarm;
+    sigemptyset(&alarm);
+    sigaddset(&alarm, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &alarm, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    usleep(100000);
+    setitimer(ITIMER_REAL, &off, NULL);
+    fcntl(region, F_ADD_SEALS, seals);
+    return region;
+}
+
+START_TEST(ring_open_bears_signals) {
+    struct sigaction action = {.sa_handler = on_alarm}; // without SA_RESTART
+    sigaction(SIGALRM, &action, NULL);
+    fake_ring *f = fake_ring_start(answer_late, echo);
+    ATTND_CK_OK(open_to(f));
+    client_conn_close(conn);
     fake_ring_stop(f);
 }
 END_TEST
@@ -371,6 +429,8 @@ static Suite *suite(void) {
     tcase_add_test(tc, ring_late_reply_is_not_taken_for_the_next_one);
     tcase_add_test(tc, ring_requests_that_timed_out_keep_their_slots);
     tcase_add_loop_test(tc, ring_answer_to_attach_that_is_nonsense_is_refused, 0, NUM_ATTACH_LIES);
+    tcase_add_loop_test(tc, ring_descriptors_beyond_the_first_are_refused_and_not_kept, 1, 4);
+    tcase_add_test(tc, ring_open_bears_signals);
     tcase_add_test(tc, ring_that_is_refused_says_why_and_how_much);
     tcase_add_test(tc, ring_open_to_nobody_fails);
     suite_add_tcase(s, tc);
