@@ -71,7 +71,7 @@ typedef struct attnd_limits {
 
 // attnd_connect opens a session on an NNG URL.  opts may be NULL.  The caller owns *out:
 // attnd_close, which frees the session's sequences that are not kept and calls back what was
-// started with ATTND_ECONN; no other call may be running then, and buffers must have been freed.
+// started with ATTND_ECONN; no other call may be running then.  Buffers may be freed later.
 // Over NNG, not in a child of fork when the parent has used it before: its threads are gone there.
 attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect_opts *opts,
                         attnd_errinfo *info);

@@ -153,6 +153,16 @@ static void count_cb(void *ctx, attnd_err err, const attnd_ran *ran, const attnd
     }
 }
 
+START_TEST(buffers_outlive_their_client) {
+    begin(_i);
+    attnd_buffers *b;
+    ATTND_CK_OK(attnd_buffers_create(c, &b, model, 8, 8, false, &info));
+    attnd_close(c);
+    memset(b->q, 1, 8 * HEADS * DIM * sizeof(float));
+    attnd_buffers_free(b);
+}
+END_TEST
+
 START_TEST(started_attends_are_called_back_once_by_poll) {
     enum { NUM = 16 };
     static tensors t[NUM];
@@ -454,6 +464,7 @@ static Suite *suite(void) {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, auto_takes_a_ring_with_a_session_of_its_own);
     tcase_add_loop_test(tc, buffers_have_the_bits_of_a_plain_attend, 0, 2);
+    tcase_add_loop_test(tc, buffers_outlive_their_client, 0, 2);
     tcase_add_loop_test(tc, started_attends_are_called_back_once_by_poll, 0, 2);
     tcase_add_loop_test(tc, close_calls_back_what_was_started, 0, 2);
     tcase_add_loop_test(tc, step_carries_the_commit_of_the_one_before, 0, 2);
