@@ -118,9 +118,9 @@ typedef struct proto_ring {
 typedef struct proto_ring_submit {
     uint64_t msg_off;     //  0: of the message, a multiple of PROTO_RING_ALIGN, in the data area
     uint32_t msg_bytes;   //  8: header and body, all in the data area
-    uint32_t reply_bytes; // 12: room for the reply, all in the data area; 0: no reply wanted
-    uint64_t reply_off; // 16: multiple of PROTO_RING_ALIGN, in the data area; ignored without room
-    uint64_t user;      // 24: comes back in the completion
+    uint32_t reply_bytes; // 12: room for the reply, all in the data area
+    uint64_t reply_off;   // 16: of the reply, a multiple of PROTO_RING_ALIGN, in the data area
+    uint64_t user;        // 24: comes back in the completion
 } proto_ring_submit;
 
 typedef struct proto_ring_complete {
