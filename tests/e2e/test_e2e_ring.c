@@ -575,11 +575,12 @@ END_TEST
 
 // ---- users
 
-START_TEST(another_user_is_refused) {
-    static const char *const flags[] = {"--set", "server.socket_mode=0777", "--set",
-                                        "tenant default.uids=0", NULL};
+START_TEST(another_user_is_refused_unless_allowed) {
+    bool allowed = _i == 1;
+    const char *uids = allowed ? "tenant default.uids=0 65534" : "tenant default.uids=0";
+    const char *const flags[] = {"--set", "server.socket_mode=0777", "--set", uids, NULL};
     if (getuid() != 0) {
-        fprintf(stderr, "another_user_is_refused: skipped, needs root\n");
+        fprintf(stderr, "another_user_is_refused_unless_allowed: skipped, needs root\n");
         return;
     }
     start(flags);
@@ -587,8 +588,14 @@ START_TEST(another_user_is_refused) {
     pid_t pid = fork();
     if (pid == 0) {
         ring_client r;
-        bool refused = setuid(65534) == 0 && ring_client_connect(&r, attach_path) &&
-                       ring_client_closed(&r, 5000);
+        bool other = setuid(65534) == 0;
+        if (allowed) {
+            bool in = other && !ring_client_open(&r, attach_path, 16, 1 << 18) &&
+                      !ring_client_call(&r, PROTO_HELLO, 1, "{}", 2, NULL);
+            _exit(in ? 0 : 1);
+        }
+        bool refused =
+            other && ring_client_connect(&r, attach_path) && ring_client_closed(&r, 5000);
         _exit(refused ? 0 : 1);
     }
     int status;
@@ -766,7 +773,7 @@ static Suite *suite(void) {
     tcase_add_test(own, rings_and_their_memory_have_limits);
     tcase_add_test(own, a_connection_without_hello_is_closed);
     tcase_add_test(own, a_message_above_the_limit_is_refused);
-    tcase_add_test(own, another_user_is_refused);
+    tcase_add_loop_test(own, another_user_is_refused_unless_allowed, 0, 2);
     tcase_add_test(own, rings_may_be_off);
     tcase_add_test(own, the_attach_socket_may_be_elsewhere);
     tcase_add_test(own, a_socket_may_be_handed_over);
