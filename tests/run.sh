@@ -102,8 +102,23 @@ unit_file() {
     return "$status"
 }
 
-python_with_pynng() {
-    python3 -m venv build/venv && build/venv/bin/python -m pip install -q pynng
+python_packages() {
+    python3 -m venv build/venv &&
+        build/venv/bin/python -m pip install -q build numpy ml_dtypes pytest mypy
+}
+
+python_wheel() {
+    rm -rf build/wheel && build/venv/bin/python -m build -o build/wheel proto/python &&
+        build/venv/bin/python -m pip install -q --no-deps --force-reinstall build/wheel/*.whl
+}
+
+python_types() {
+    (cd proto/python && ../../build/venv/bin/python -m mypy src tests)
+}
+
+python_tests() {
+    ATTND_BUILD=$PWD/build/release build/venv/bin/python -m pytest -q -p no:cacheprovider \
+        proto/python/tests
 }
 
 # Check's limits are for an idle machine; CTest's own stay as they are.
@@ -120,10 +135,14 @@ section "release: build"
 check "build (release)" build release
 
 section "python"
-if python_with_pynng >"$logs/venv.log" 2>&1; then
-    export PYTHON=$PWD/build/venv/bin/python
+if python_packages >"$logs/venv.log" 2>&1; then
+    check "python: types" python_types
+    if check "python: wheel" python_wheel; then
+        export PYTHON=$PWD/build/venv/bin/python # for the example
+        check "python: tests" python_tests
+    fi
 else
-    echo "  pynng cannot be installed: its tests are skipped"
+    skip "python" "its packages cannot be installed from PyPI"
 fi
 
 section "release: tests"

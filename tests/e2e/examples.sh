@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Runs the README's first requests, C and Python, against a daemon of their own.
 #     examples.sh BUILD_DIR c|python
-# The Python one needs pynng ($PYTHON names an interpreter that has it); without it: exit 77, skipped.
+# The Python one needs the package attnd ($PYTHON names an interpreter that has it); without it: exit
+# 77, skipped.
 set -euo pipefail
 build=$1 which=$2
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
-if [ "$which" = python ] && ! "$python" -c 'import pynng' 2>/dev/null; then
-    echo "skipped: $python has no pynng"
+if [ "$which" = python ] && ! "$python" -c 'import attnd' 2>/dev/null; then
+    echo "skipped: $python has no attnd"
     exit 77
 fi
 

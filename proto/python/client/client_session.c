@@ -1,0 +1,364 @@
+// Sessions: connecting over a ring or NNG, hello, re-attaching.
+//
+// A ring has a session of its own, so with it no NNG connection is made at all.  Its attach socket
+// is looked for where the daemon puts it unless told otherwise, beside the ipc:// path; if nobody
+// listens there, hello over NNG says where it is.
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/client/client.h"
+#include "proto/clock.h"
+#include "proto/proto_json.h"
+
+enum {
+    DEFAULT_TIMEOUT_MS = 30000,
+    DEFAULT_SPIN_US = 50,
+    DEFAULT_RING_BYTES = 32 << 20,
+    RETRY_MS = 50,
+    PATH_BYTES = 256,
+};
+
+// greeting is what hello's reply says.
+typedef struct greeting {
+    attnd_limits limits;
+    uint64_t session;
+    uint8_t secret[16];
+    char attach_socket[PATH_BYTES]; // "" = none
+} greeting;
+
+// link is a connection with a session.
+typedef struct link_made {
+    client_conn *conn;
+    attnd_transport transport;
+    greeting greeting;
+} link_made;
+
+// ---- hello
+
+static void read_limits(proto_obj *o, attnd_limits *out) {
+    proto_obj limits;
+    const struct {
+        const char *key;
+        uint32_t max, *value;
+    } keys[] = {
+        {"message_bytes", PROTO_MAX_MESSAGE_BYTES, &out->message_bytes},
+        {"in_flight", UINT32_MAX, &out->in_flight},
+        {"step_seqs", PROTO_MAX_STEP_SEQS, &out->step_seqs},
+        {"step_rows", PROTO_MAX_STEP_ROWS, &out->step_rows},
+        {"sequences", UINT32_MAX, &out->sequences},
+    };
+    proto_obj_require(o, "limits");
+    if (proto_obj_child(o, "limits", &limits)) {
+        for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+            proto_obj_require(&limits, keys[i].key);
+            proto_obj_u32(&limits, keys[i].key, 1, keys[i].max, keys[i].value);
+        }
+    }
+}
+
+// read_greeting: keys that this library does not know are for newer ones.
+static attnd_err read_greeting(const char *text, greeting *out, attnd_errinfo *info) {
+    cJSON *doc;
+    attnd_err err = proto_json_parse(&doc, text, strlen(text), info);
+    if (err) {
+        return err;
+    }
+    proto_obj o;
+    *out = (greeting){.session = 0};
+    proto_obj_open(&o, doc, info);
+    read_limits(&o, &out->limits);
+    proto_obj_id(&o, "session", &out->session);
+    proto_obj_hex(&o, "secret", out->secret, sizeof(out->secret));
+    if (!proto_obj_null(&o, "attach_socket")) {
+        proto_obj_text(&o, "attach_socket", out->attach_socket, sizeof(out->attach_socket));
+    }
+    cJSON_Delete(doc);
+    return o.err ? attnd_fail(info, ATTND_EPROTO, "limits", "the daemon's hello is malformed")
+                 : ATTND_OK;
+}
+
+// hello_text returns the JSON of hello, NULL without memory; cJSON_free.  session 0 = a new one.
+static char *hello_text(const attnd_client *c, uint64_t session, const uint8_t *secret) {
+    cJSON *body = cJSON_CreateObject();
+    bool ok = cJSON_AddStringToObject(body, "client", c->client_name) &&
+              cJSON_AddStringToObject(body, "tenant", c->tenant) &&
+              (!session || (!proto_json_add_id(body, "session", session) &&
+                            !proto_json_add_hex(body, "secret", secret, sizeof(c->secret))));
+    char *text = ok ? cJSON_PrintUnformatted(body) : NULL;
+    cJSON_Delete(body);
+    return text;
+}
+
+static attnd_err hello(const attnd_client *c, uint64_t session, const uint8_t *secret, link_made *l,
+                       attnd_errinfo *info) {
+    char *text = hello_text(c, session, secret), *reply = NULL;
+    if (!text) {
+        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for hello");
+    }
+    attnd_err err = client_conn_json(l->conn, PROTO_HELLO, text, c->timeout_ms, &reply, info);
+    cJSON_free(text);
+    if (!err) {
+        err = read_greeting(reply, &l->greeting, info);
+    }
+    free(reply);
+    return err;
+}
+
+// ---- connecting
+
+static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l,
+                           attnd_errinfo *info) {
+    uint64_t most = 0;
+    client_ring_opts opts = {path, c->timeout_ms, c->ring_bytes, c->spin_us};
+    opts.data_bytes = c->ring_bytes ? c->ring_bytes : DEFAULT_RING_BYTES;
+    attnd_err err = client_ring_open(&l->conn, &opts, &most, info);
+    if (err == ATTND_EMSGSIZE && !c->ring_bytes && most > 0) {
+        opts.data_bytes = most;
+        err = client_ring_open(&l->conn, &opts, &most, info);
+    }
+    l->transport = ATTND_TRANSPORT_RING;
+    return err;
+}
+
+static void hang_up(link_made *l) {
+    client_conn_close(l->conn);
+    l->conn = NULL;
+}
+
+static attnd_err ring_link(const attnd_client *c, const char *path, uint64_t session,
+                           const uint8_t *secret, link_made *l, attnd_errinfo *info) {
+    attnd_err err = open_ring(c, path, l, info);
+    if (!err && (err = hello(c, session, secret, l, info))) {
+        hang_up(l);
+    }
+    return err;
+}
+
+static attnd_err nng_link(const attnd_client *c, uint64_t session, const uint8_t *secret,
+                          link_made *l, attnd_errinfo *info) {
+    l->transport = ATTND_TRANSPORT_NNG;
+    attnd_err err = client_nng_open(&l->conn, c->url, c->timeout_ms, info);
+    if (!err && (err = hello(c, session, secret, l, info))) {
+        hang_up(l);
+    }
+    return err;
+}
+
+// is_answer is true for errors of hello that another transport would not mend.
+static bool is_answer(attnd_err err) {
+    return err == ATTND_ESTALE || err == ATTND_EPERM || err == ATTND_ESHUTDOWN ||
+           err == ATTND_EVERSION;
+}
+
+// connect_named asks over NNG for the attach socket, and moves there.
+static attnd_err connect_named(const attnd_client *c, uint64_t session, const uint8_t *secret,
+                               link_made *l, attnd_errinfo *info) {
+    bool must = c->transport == ATTND_TRANSPORT_RING;
+    attnd_err err = nng_link(c, must ? 0 : session, secret, l, info);
+    if (err || (!must && (session || !l->greeting.attach_socket[0]))) {
+        return err;
+    }
+    link_made ring = {0};
+    err = l->greeting.attach_socket[0]
+              ? ring_link(c, l->greeting.attach_socket, session, secret, &ring, info)
+              : attnd_fail(info, ATTND_ENOTSUP, "transport", "the daemon has no rings");
+    if (!err || must) {
+        hang_up(l);
+        *l = ring;
+    }
+    return must ? err : ATTND_OK;
+}
+
+// make_link connects and says hello; session 0 = a new one.
+static attnd_err make_link(const attnd_client *c, uint64_t session, const uint8_t *secret,
+                           link_made *l, attnd_errinfo *info) {
+    static const char ipc[] = "ipc://";
+    char path[PATH_BYTES];
+    bool local = strncmp(c->url, ipc, sizeof(ipc) - 1) == 0;
+    *l = (link_made){0};
+    if (c->transport == ATTND_TRANSPORT_NNG || (!local && c->transport == ATTND_TRANSPORT_AUTO)) {
+        return nng_link(c, session, secret, l, info);
+    }
+    if (!local) {
+        return attnd_fail(info, ATTND_ENOTSUP, "transport", "a ring needs an ipc:// URL");
+    }
+    if (snprintf(path, sizeof(path), "%s.attach", c->url + sizeof(ipc) - 1) >= (int)sizeof(path)) {
+        return attnd_fail(info, ATTND_EINVAL, "url", "the URL is too long");
+    }
+    attnd_err err = ring_link(c, path, session, secret, l, info);
+    bool nobody = err == ATTND_ECONN;
+    bool may_fall_back = nobody || (c->transport == ATTND_TRANSPORT_AUTO && !is_answer(err));
+    return err && may_fall_back ? connect_named(c, session, secret, l, info) : err;
+}
+
+// adopt makes a link the client's; returns the connection before.  Lock held, or nobody else there.
+static client_conn *adopt(attnd_client *c, const link_made *l) {
+    client_conn *old = c->conn;
+    client_conn_limit(l->conn, l->greeting.limits.in_flight);
+    c->conn = l->conn;
+    c->now = l->transport;
+    c->limits = l->greeting.limits;
+    c->session = l->greeting.session;
+    memcpy(c->secret, l->greeting.secret, sizeof(c->secret));
+    return old;
+}
+
+static attnd_err check_opts(const char *url, const attnd_connect_opts *o, attnd_errinfo *info) {
+    if (!url) {
+        return attnd_fail(info, ATTND_EINVAL, "url", "url is NULL");
+    }
+    if (o->timeout_ms < 0) {
+        return attnd_fail(info, ATTND_EINVAL, "timeout_ms", "timeout_ms %d is negative",
+                          o->timeout_ms);
+    }
+    if (o->transport < ATTND_TRANSPORT_AUTO || o->transport > ATTND_TRANSPORT_RING) {
+        return attnd_fail(info, ATTND_EINVAL, "transport", "%d is no transport", (int)o->transport);
+    }
+    return ATTND_OK;
+}
+
+// create_client makes a client that is not connected; NULL without memory.
+static attnd_client *create_client(const char *url, const attnd_connect_opts *o) {
+    attnd_client *c = calloc(1, sizeof(*c));
+    if (!c) {
+        return NULL;
+    }
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->reconnect_lock, NULL);
+    c->url = strdup(url);
+    c->client_name = strdup(o->client_name ? o->client_name : program_invocation_short_name);
+    c->tenant = strdup(o->tenant ? o->tenant : "default");
+    c->transport = o->transport;
+    c->timeout_ms = o->timeout_ms ? o->timeout_ms : DEFAULT_TIMEOUT_MS;
+    c->ring_bytes = o->ring_bytes;
+    c->spin_us = o->spin_us < 0 ? 0 : o->spin_us ? (uint32_t)o->spin_us : DEFAULT_SPIN_US;
+    for (uint32_t i = 0; i < CLIENT_MAX_SLOTS; i++) {
+        c->asyncs[i].next = c->idle_asyncs;
+        c->idle_asyncs = &c->asyncs[i];
+    }
+    if (!c->url || !c->client_name || !c->tenant) {
+        attnd_close(c);
+        return NULL;
+    }
+    return c;
+}
+
+attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect_opts *opts,
+                        attnd_errinfo *info) {
+    attnd_connect_opts o = opts ? *opts : (attnd_connect_opts){0};
+    attnd_err err = check_opts(url, &o, info);
+    if (err) {
+        return err;
+    }
+    attnd_client *c = create_client(url, &o);
+    if (!c) {
+        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for a client");
+    }
+    link_made l;
+    if ((err = make_link(c, o.session, o.secret, &l, info))) {
+        attnd_close(c);
+        return err;
+    }
+    adopt(c, &l);
+    *out = c;
+    return ATTND_OK;
+}
+
+// ---- again
+
+static bool is_lost(attnd_client *c) {
+    client_conn *conn = client_conn_of(c);
+    bool lost = client_conn_is_lost(conn);
+    client_conn_rele(conn);
+    return lost;
+}
+
+static void sleep_ms(long ms) {
+    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
+}
+
+// link_again tries until the daemon is there or the client's timeout has passed.
+static attnd_err link_again(attnd_client *c, uint64_t session, const uint8_t *secret, link_made *l,
+                            attnd_errinfo *info) {
+    uint64_t until = attnd_clock_ms() + (uint64_t)c->timeout_ms;
+    attnd_err err;
+    while ((err = make_link(c, session, secret, l, info)) == ATTND_ECONN &&
+           attnd_clock_ms() < until) {
+        sleep_ms(RETRY_MS);
+    }
+    return err;
+}
+
+attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
+    pthread_mutex_lock(&c->reconnect_lock);
+    link_made l;
+    bool again = !is_lost(c), fresh = false;
+    attnd_err err = ATTND_OK;
+    if (!again) {
+        err = link_again(c, c->session, c->secret, &l, info);
+        fresh = err == ATTND_ESTALE || (!err && c->session && l.greeting.session != c->session);
+        if (err == ATTND_ESTALE) {
+            err = link_again(c, 0, c->secret, &l, info);
+        }
+    }
+    if (!again && !err) {
+        pthread_mutex_lock(&c->lock);
+        client_conn *old = adopt(c, &l);
+        if (fresh) {
+            client_models_free(c);
+        }
+        pthread_mutex_unlock(&c->lock);
+        client_conn_close(old);
+    }
+    pthread_mutex_unlock(&c->reconnect_lock);
+    return err || !fresh
+               ? err
+               : attnd_fail(info, ATTND_ESTALE, "session",
+                            "the daemon has a new session: models, sequences and steps are lost");
+}
+
+void attnd_close(attnd_client *c) {
+    if (!c) {
+        return;
+    }
+    if (c->conn) {
+        pthread_mutex_lock(&c->lock);
+        client_conn *conn = client_conn_hold(c->conn);
+        pthread_mutex_unlock(&c->lock);
+        client_conn_close(conn); // loses it and drops the reference of two lines above
+        client_async_end(c);
+        client_conn_rele(c->conn);
+    }
+    client_models_free(c);
+    pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->reconnect_lock);
+    free(c->url);
+    free(c->client_name);
+    free(c->tenant);
+    free(c);
+}
+
+const attnd_limits *attnd_get_limits(const attnd_client *c) {
+    return &c->limits;
+}
+
+attnd_transport attnd_get_transport(attnd_client *c) {
+    pthread_mutex_lock(&c->lock);
+    attnd_transport now = c->now;
+    pthread_mutex_unlock(&c->lock);
+    return now;
+}
+
+uint64_t attnd_get_session(attnd_client *c, uint8_t secret[16]) {
+    pthread_mutex_lock(&c->lock);
+    uint64_t session = c->session;
+    if (secret) {
+        memcpy(secret, c->secret, sizeof(c->secret));
+    }
+    pthread_mutex_unlock(&c->lock);
+    return session;
+}

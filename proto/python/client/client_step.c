@@ -1,0 +1,175 @@
+// Steps: open, commit, cancel.  A reply is checked whole before anything of the caller's is filled.
+#include <stddef.h>
+#include <string.h>
+
+#include "proto/client/client.h"
+#include "proto/client/client_sheet.h"
+
+static attnd_err check_num(attnd_client *c, const char *field, uint32_t num, attnd_errinfo *info) {
+    uint32_t most = client_get_limits(c).step_seqs;
+    return num >= 1 && num <= most ? ATTND_OK
+                                   : attnd_fail(info, ATTND_EINVAL, field,
+                                                "%s %u, from 1 to %u are taken", field, num, most);
+}
+
+attnd_err client_check_seqs(attnd_client *c, const attnd_step_seq *seqs, uint32_t num_seqs,
+                            attnd_errinfo *info) {
+    attnd_err err = check_num(c, "num_seqs", num_seqs, info);
+    if (err) {
+        return err;
+    }
+    for (uint32_t i = 0; i < num_seqs; i++) {
+        if (seqs[i].tree_mask && client_entries(&seqs[i]) > PROTO_MAX_TREE_ROWS) {
+            return attnd_fail(info, ATTND_EINVAL, "tree_mask", "seqs[%u]: tree of over %d rows", i,
+                              PROTO_MAX_TREE_ROWS);
+        }
+    }
+    return ATTND_OK;
+}
+
+// put_commit writes a commit behind `at`, where its fixed struct lies.
+static void put_commit(client_sheet *s, uint64_t at, const proto_commit *commit,
+                       const attnd_accept *accept) {
+    client_sheet_set(s, at, commit, sizeof(*commit));
+    uint32_t seqs = client_sheet_place(s, commit->num_seqs * sizeof(proto_commit_seq));
+    for (uint32_t i = 0; i < commit->num_seqs; i++) {
+        proto_commit_seq to = {.accepted = accept[i].accepted};
+        to.path_off = client_sheet_put(s, accept[i].path, accept[i].num_path * sizeof(uint32_t));
+        client_sheet_set(s, seqs + i * sizeof(to), &to, sizeof(to));
+    }
+}
+
+static uint64_t lay_out_step(uint8_t *msg, proto_step step, const attnd_step_seq *seqs,
+                             const attnd_step_opts *opts) {
+    client_sheet s;
+    client_sheet_begin(&s, msg, sizeof(step));
+    uint32_t at = client_sheet_place(&s, step.num_seqs * sizeof(proto_step_seq));
+    for (uint32_t i = 0; i < step.num_seqs; i++) {
+        const attnd_step_seq *from = &seqs[i];
+        uint64_t n = client_entries(from);
+        proto_step_seq to = {.seq = from->seq,
+                             .new_len = from->new_len,
+                             .q_len = from->q_len,
+                             .reserve = from->reserve};
+        to.tokens_off = client_sheet_put(&s, from->tokens, from->new_len * sizeof(uint32_t));
+        to.positions_off = client_sheet_put(&s, from->positions, n * sizeof(int32_t));
+        to.tree_off = client_sheet_put(&s, from->tree_mask, n * ((n + 63) / 64) * sizeof(uint64_t));
+        client_sheet_set(&s, at + i * sizeof(to), &to, sizeof(to));
+    }
+    if (opts->commit_step) {
+        proto_commit commit = {.step = opts->commit_step, .num_seqs = opts->num_commit};
+        step.commit_off = client_sheet_place(&s, sizeof(commit));
+        put_commit(&s, step.commit_off, &commit, opts->commit_accept);
+    }
+    client_sheet_set(&s, PROTO_BODY, &step, sizeof(step));
+    return s.end;
+}
+
+// read_step fills seqs from the reply, or nothing.
+static attnd_err read_step(proto_view msg, attnd_step_seq *seqs, uint32_t num_seqs, uint64_t *step,
+                           attnd_errinfo *info) {
+    proto_step_reply r;
+    const void *lens = NULL;
+    attnd_err err = proto_read(msg, &r, sizeof(r), false, info);
+    if (err || (err = proto_array(msg, "lens", PROTO_BODY + sizeof(r), num_seqs,
+                                  sizeof(proto_step_len), sizeof(r), &lens, info))) {
+        return err;
+    }
+    if (r.num_seqs != num_seqs) {
+        return attnd_fail(info, ATTND_EPROTO, "num_seqs", "reply of %u sequences, %u were sent",
+                          r.num_seqs, num_seqs);
+    }
+    proto_step_len len[PROTO_MAX_STEP_SEQS]; // the reply may be shared memory: copy, then check
+    proto_copy(len, lens, num_seqs * sizeof(len[0]));
+    for (uint32_t i = 0; i < num_seqs; i++) {
+        if (len[i].cached > seqs[i].new_len) {
+            return attnd_fail(info, ATTND_EPROTO, "cached", "reply: %u of %u tokens cached",
+                              len[i].cached, seqs[i].new_len);
+        }
+    }
+    for (uint32_t i = 0; i < num_seqs; i++) {
+        seqs[i].committed = len[i].committed;
+        seqs[i].cached = len[i].cached;
+    }
+    *step = r.step;
+    return ATTND_OK;
+}
+
+static attnd_err check_commit(attnd_client *c, const attnd_step_opts *o, attnd_errinfo *info) {
+    return o->commit_step ? check_num(c, "num_commit", o->num_commit, info) : ATTND_OK;
+}
+
+attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
+                          const attnd_step_opts *opts, uint64_t *step, attnd_errinfo *info) {
+    static const attnd_step_opts none;
+    const attnd_step_opts *o = opts ? opts : &none;
+    client_msg m = {0};
+    proto_step body = {.model = model, .num_seqs = num_seqs, .deadline_ms = o->deadline_ms};
+    client_start_opts how = {.request_id = o->request};
+    uint64_t room = PROTO_BODY + sizeof(proto_step_reply) + num_seqs * sizeof(proto_step_len);
+    attnd_err err = client_check_seqs(c, seqs, num_seqs, info);
+    if (err || (err = check_commit(c, o, info)) ||
+        (err = client_request(c, lay_out_step(NULL, body, seqs, o), room, &m, info))) {
+        return err;
+    }
+    if (o->commit_step) {
+        how.second_id = PROTO_BODY + offsetof(proto_step, commit_request);
+    }
+    lay_out_step(m.data, body, seqs, o);
+    if (!(err = client_call(c, PROTO_STEP, &m, body.deadline_ms, &how, info))) {
+        err = read_step(client_msg_view(&m), seqs, num_seqs, step, info);
+    }
+    client_msg_free(&m);
+    return err;
+}
+
+static uint64_t lay_out_commit(uint8_t *msg, const proto_commit *commit,
+                               const attnd_accept *accept) {
+    client_sheet s;
+    client_sheet_begin(&s, msg, sizeof(*commit));
+    put_commit(&s, PROTO_BODY, commit, accept);
+    return s.end;
+}
+
+static attnd_err read_lens(proto_view msg, uint32_t num_seqs, uint32_t *lens, attnd_errinfo *info) {
+    proto_lens r;
+    const void *from = NULL;
+    attnd_err err = proto_read(msg, &r, sizeof(r), false, info);
+    if (err || (err = proto_array(msg, "lens", PROTO_BODY + sizeof(r), num_seqs, sizeof(*lens),
+                                  sizeof(r), &from, info))) {
+        return err;
+    }
+    if (r.num_seqs != num_seqs) {
+        return attnd_fail(info, ATTND_EPROTO, "num_seqs", "reply of %u sequences, %u were sent",
+                          r.num_seqs, num_seqs);
+    }
+    if (lens) {
+        memcpy(lens, from, num_seqs * sizeof(*lens));
+    }
+    return ATTND_OK;
+}
+
+attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *accept,
+                            uint32_t num_seqs, uint32_t *lens, attnd_errinfo *info) {
+    client_msg m = {0};
+    proto_commit body = {.step = step, .num_seqs = num_seqs};
+    uint64_t room = PROTO_BODY + sizeof(proto_lens) + num_seqs * sizeof(*lens);
+    attnd_err err = check_num(c, "num_seqs", num_seqs, info);
+    if (err || (err = client_request(c, lay_out_commit(NULL, &body, accept), room, &m, info))) {
+        return err;
+    }
+    lay_out_commit(m.data, &body, accept);
+    if (!(err = client_call(c, PROTO_COMMIT, &m, 0, NULL, info))) {
+        err = read_lens(client_msg_view(&m), num_seqs, lens, info);
+    }
+    client_msg_free(&m);
+    return err;
+}
+
+attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info) {
+    proto_cancel body = {.step = step};
+    if (step == 0) {
+        return attnd_fail(info, ATTND_EINVAL, "step", "0 is no step");
+    }
+    return client_call_fixed(c, PROTO_CANCEL, &body, sizeof(body), NULL, 0, info);
+}
