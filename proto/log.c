@@ -64,3 +64,16 @@ void attnd_log_write(attnd_log_level level, const char *area, const char *fmt, .
     va_end(args);
     sink(level, line, len);
 }
+
+bool attnd_log_admit(attnd_log_rate *rate, attnd_log_level level, const char *area) {
+    uint64_t now = attnd_clock_ms();
+    if (rate->lines == 0 || now - rate->since_ms >= ATTND_LOG_SOME_MS) {
+        if (rate->lines > ATTND_LOG_SOME_LINES) {
+            attnd_log_write(level, area, "%u lines like the next one were left out",
+                            (unsigned)(rate->lines - ATTND_LOG_SOME_LINES));
+        }
+        *rate = (attnd_log_rate){.since_ms = now};
+    }
+    rate->lines += rate->lines < UINT32_MAX;
+    return rate->lines <= ATTND_LOG_SOME_LINES;
+}

@@ -50,6 +50,24 @@ static inline bool attnd_log_on(attnd_log_level level) {
     return (int)level <= atomic_load_explicit(&attnd_log_limit, memory_order_relaxed);
 }
 
+// attnd_log_some is attnd_log for what a peer can cause as often as it likes: of each 10 s, 10
+// lines are written and the rest counted; a line in front of the next one says how many were left
+// out.  rate starts as zeros; one for each kind of event.  Caller locks.
+#define attnd_log_some(rate, level, area, ...)                       \
+    (attnd_log_on(level) && attnd_log_admit((rate), (level), (area)) \
+         ? attnd_log_write((level), (area), __VA_ARGS__)             \
+         : (void)0)
+
+enum { ATTND_LOG_SOME_LINES = 10, ATTND_LOG_SOME_MS = 10000 };
+
+typedef struct attnd_log_rate {
+    uint64_t since_ms; // of attnd_clock_ms
+    uint32_t lines;    // since then, those that were left out too
+} attnd_log_rate;
+
+// attnd_log_admit counts an event and says whether its line is to be written.
+bool attnd_log_admit(attnd_log_rate *rate, attnd_log_level level, const char *area);
+
 void attnd_log_write(attnd_log_level level, const char *area, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

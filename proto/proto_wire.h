@@ -22,8 +22,11 @@
 // order within 64 below the highest seen, so a client sends none that is 64 or more above its
 // oldest without an answer.  Ids of other ops do not count there; draw the two kinds from separate
 // ranges.  A repeat of an answered request is answered again with the same reply and changes
-// nothing; an id below the window gets ESTALE.  A repeated decode or prefill computes its output
-// again while the sequences still have the length it left, else ESTALE.
+// nothing.  It is known by its id: its body is not read again (decode and prefill excepted), so
+// another body gets the first one's reply too; another op under the id gets EINVAL, an id below the
+// window ESTALE.  A repeated decode
+// or prefill computes its output again while the sequences still have the length it left, else
+// ESTALE.
 //
 // Errors.  status < 0 (proto/err.h); the body is then one proto_error.  A refused request changed
 // nothing.  Past the daemon's message limit, with garbage for a header, or with over twice the
@@ -70,6 +73,10 @@
 //     layer's K and V instead of its own), "k_scale", "v_scale": [kv_heads].  Layers of equal
 //     window form a layer group.  Reply: {"model": N, "block_tokens": N, "groups": [{"layers":
 //     [N...], "window": [L, R], "block_bytes": N}]}.
+// model_close gives one model_open of the session back (the rest follow with the session's end).
+// The
+//     model goes when nobody has it open and its last sequence is gone; until then its sequences
+//     and open steps work as before.
 // model_list, seq_list, session_list, stats: {"models": [...]}, {"sequences": [...]}, {"sessions":
 //     [...]}; stats has "blocks": {"total", "free", "cached", "in_use"} (sums over "classes"), and
 //     "scheduler" with "last": {"kernel", "why", "splits", "rows"}.

@@ -78,7 +78,7 @@ typedef struct ctl {
 } ctl;
 
 static int usage_error(const char *what, const char *which) {
-    fprintf(stderr, "attnctl: %s%s\n\n%s", what, which, usage);
+    fprintf(stderr, "attnctl: %s%s (attnctl --help lists commands and options)\n", what, which);
     return EXIT_USAGE;
 }
 
@@ -162,6 +162,7 @@ static int parse(ctl *c, int argc, char **argv) {
         {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
     const char *socket = NULL, *admin = NULL;
     int opt;
+    opterr = 0;
     while ((opt = getopt_long(argc, argv, "s:a:jt:h", options, NULL)) != -1) {
         switch (opt) {
         case 's':
@@ -182,7 +183,7 @@ static int parse(ctl *c, int argc, char **argv) {
             fputs(usage, stdout);
             exit(EXIT_SUCCESS);
         default:
-            return usage_error("see the options", "");
+            return usage_error("unknown, or its value is missing: ", argv[optind - 1]);
         }
     }
     if (!set_urls(c, socket, admin)) {
@@ -192,7 +193,8 @@ static int parse(ctl *c, int argc, char **argv) {
     c->num_args = argc - optind;
     c->command = find_command(c);
     if (!c->command) {
-        return usage_error("no such command: ", c->num_args > 0 ? c->args[0] : "(none)");
+        return c->num_args > 0 ? usage_error("no such command: ", c->args[0])
+                               : usage_error("which command?", "");
     }
     if (c->num_args < c->command->min_args || c->num_args > c->command->max_args) {
         return usage_error("wrong number of arguments: ", c->command->words);

@@ -7,25 +7,35 @@
 
 enum { EXIT_USAGE = 2 };
 
-static int fail(const attnd_errinfo *info, int status) {
-    fprintf(stderr, "attnd: %s\n", info->text);
+static int fail(const attnd_errinfo *info, const char *hint, int status) {
+    fprintf(stderr, "attnd: %s%s\n", info->text, hint);
     return status;
+}
+
+static int fail_all(const srv_conf_errors *errors) {
+    for (uint32_t i = 0; i < errors->num && i < SRV_CONF_MAX_ERRORS; i++) {
+        fprintf(stderr, "attnd: %s\n", errors->text[i]);
+    }
+    if (errors->num > SRV_CONF_MAX_ERRORS) {
+        fprintf(stderr, "attnd: and %u more\n", errors->num - SRV_CONF_MAX_ERRORS);
+    }
+    return EXIT_USAGE;
 }
 
 int main(int argc, char **argv) {
     static srv_args args;
     static srv_conf conf;
+    static srv_conf_errors errors;
     attnd_errinfo info = {.code = ATTND_OK};
     if (srv_args_parse(&args, argc, argv, &info)) {
-        fputs(srv_args_usage(), stderr);
-        return fail(&info, EXIT_USAGE);
+        return fail(&info, " (attnd --help lists the flags)", EXIT_USAGE);
     }
     if (args.mode == SRV_ARGS_HELP || args.mode == SRV_ARGS_VERSION) {
         fputs(args.mode == SRV_ARGS_HELP ? srv_args_usage() : "attnd " ATTND_VERSION "\n", stdout);
         return 0;
     }
-    if (srv_args_conf(&args, &conf, &info)) {
-        return fail(&info, EXIT_USAGE);
+    if (srv_args_conf(&args, &conf, &errors)) {
+        return fail_all(&errors);
     }
     if (args.mode == SRV_ARGS_DUMP_CONFIG) {
         srv_conf_dump(&conf, stdout);
@@ -36,5 +46,5 @@ int main(int argc, char **argv) {
         return 0;
     }
     srv_log_init();
-    return srv_server_run(&args, &conf, &info) ? fail(&info, 1) : 0;
+    return srv_server_run(&args, &conf, &info) ? fail(&info, "", 1) : 0;
 }

@@ -9,12 +9,15 @@ const char *srv_args_usage(void) {
            "  --listen URL       ipc://PATH or tcp://HOST:PORT; over server.listen\n"
            "  --config FILE      INI file, see deploy/attnd.conf\n"
            "  --set KEY=VALUE    one key of the file, such as cache.memory=4GiB; over the file\n"
-           "  --check-config     read file and flags, say what is wrong, and exit\n"
+           "  --check-config     read file and flags, say all that is wrong, and exit\n"
            "  --dump-config      write the configuration as a file, and exit\n"
            "  --help, --version\n";
 }
 
 static attnd_err add_listen(srv_args *args, const char *url, attnd_errinfo *info) {
+    if (!url[0]) {
+        return attnd_fail(info, ATTND_EINVAL, "listen", "--listen: the URL is empty");
+    }
     size_t used = strlen(args->listen);
     size_t room = sizeof(args->listen) - used;
     int bytes = snprintf(args->listen + used, room, "%s%s", used ? " " : "", url);
@@ -26,7 +29,7 @@ static attnd_err add_listen(srv_args *args, const char *url, attnd_errinfo *info
 
 static attnd_err add_set(srv_args *args, const char *set, attnd_errinfo *info) {
     if (!strchr(set, '=')) {
-        return attnd_fail(info, ATTND_EINVAL, "set", "--set %.64s: not KEY=VALUE", set);
+        return attnd_fail(info, ATTND_EINVAL, "set", "--set %.64s: not SECTION.KEY=VALUE", set);
     }
     if (args->num_sets == SRV_ARGS_MAX_SETS) {
         return attnd_fail(info, ATTND_EINVAL, "set", "more than %d --set", SRV_ARGS_MAX_SETS);
@@ -80,25 +83,33 @@ attnd_err srv_args_parse(srv_args *args, int argc, char **argv, attnd_errinfo *i
     return err;
 }
 
-static attnd_err apply_set(srv_conf *conf, const char *set, attnd_errinfo *info) {
+static void apply_set(srv_conf *conf, const char *set, srv_conf_errors *errors) {
     char key[2 * SRV_CONF_NAME_BYTES];
     const char *eq = strchr(set, '=');
+    attnd_errinfo info;
     if ((size_t)(eq - set) >= sizeof(key)) {
-        return attnd_fail(info, ATTND_EINVAL, "set", "--set: a key is too long");
+        srv_conf_error(errors, "--set %.64s: the key is too long", set);
+        return;
     }
     memcpy(key, set, (size_t)(eq - set));
     key[eq - set] = '\0';
-    return srv_conf_set(conf, key, eq + 1, info);
+    if (srv_conf_set(conf, key, eq + 1, &info)) {
+        srv_conf_error(errors, "--set: %s", info.text);
+    }
 }
 
-attnd_err srv_args_conf(const srv_args *args, srv_conf *conf, attnd_errinfo *info) {
+attnd_err srv_args_conf(const srv_args *args, srv_conf *conf, srv_conf_errors *errors) {
+    attnd_errinfo info;
     srv_conf_init(conf);
-    attnd_err err = args->config ? srv_conf_load(conf, args->config, info) : ATTND_OK;
-    if (!err && args->listen[0]) {
-        err = srv_conf_set(conf, "server.listen", args->listen, info);
+    attnd_err err = args->config ? srv_conf_load(conf, args->config, errors) : ATTND_OK;
+    if (args->listen[0] && srv_conf_set(conf, "server.listen", args->listen, &info)) {
+        srv_conf_error(errors, "--listen: %s", info.text);
     }
-    for (int i = 0; i < args->num_sets && !err; i++) {
-        err = apply_set(conf, args->sets[i], info);
+    for (int i = 0; i < args->num_sets; i++) {
+        apply_set(conf, args->sets[i], errors);
     }
-    return err ? err : srv_conf_check(conf, info);
+    if (!errors->num) { // else values that were refused would be missed here
+        srv_conf_check(conf, errors);
+    }
+    return err ? err : errors->num ? ATTND_EINVAL : ATTND_OK;
 }

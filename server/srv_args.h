@@ -25,9 +25,10 @@ typedef struct srv_args {
 // srv_args_parse reads the command line.  ATTND_EINVAL with a line for the user.
 attnd_err srv_args_parse(srv_args *args, int argc, char **argv, attnd_errinfo *info);
 
-// srv_args_conf makes the configuration: defaults, then the file, then the flags; checked.  Called
-// again, it reads the file again.
-attnd_err srv_args_conf(const srv_args *args, srv_conf *conf, attnd_errinfo *info);
+// srv_args_conf makes the configuration: defaults, then the file, then the flags; checked once each
+// value is good.  Called again, it reads the file again.  ATTND_EINVAL, ATTND_EIO, with a line in
+// errors (which start as zeros) for each thing that is wrong.
+attnd_err srv_args_conf(const srv_args *args, srv_conf *conf, srv_conf_errors *errors);
 
 // srv_args_usage returns the text of --help.
 const char *srv_args_usage(void);

@@ -2,7 +2,7 @@
 //
 // A value is parsed into a local, checked against its row, and only then stored, so that a refused
 // value changes nothing.  Printing gives the largest unit that divides the number, so that what is
-// printed reads back as itself.
+// printed reads back as itself.  Errors name the key in full, as the caller wrote it.
 #include "server/srv_conf.h"
 
 #include <ctype.h>
@@ -25,13 +25,26 @@ static const unit *units_of(srv_conf_type type) {
     return type == SRV_CONF_SIZE ? size_units : type == SRV_CONF_TIME ? time_units : no_units;
 }
 
-static attnd_err parse_number(const srv_conf_key *key, const char *text, uint64_t *out,
-                              attnd_errinfo *info) {
+// print_number writes a number in the largest unit that divides it.
+static void print_number(const srv_conf_key *key, uint64_t value, char *out, size_t bytes) {
+    if (key->type == SRV_CONF_MODE) {
+        snprintf(out, bytes, "%04" PRIo64, value);
+        return;
+    }
+    const unit *u = units_of(key->type);
+    while (u->factor > 1 && (value == 0 || value % u->factor)) {
+        u++;
+    }
+    snprintf(out, bytes, "%" PRIu64 "%s", value / u->factor, u->name);
+}
+
+static attnd_err parse_number(const srv_conf_key *key, const char *name, const char *text,
+                              uint64_t *out, attnd_errinfo *info) {
     char *end = NULL;
     errno = 0;
     uint64_t value = strtoull(text, &end, key->type == SRV_CONF_MODE ? 8 : 10);
-    if (!isdigit((unsigned char)text[0]) || errno) {
-        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is not a number", key->name,
+    if (!isdigit((unsigned char)text[0]) || (errno && errno != ERANGE)) {
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is not a number", name,
                           text);
     }
     const unit *u = units_of(key->type);
@@ -39,23 +52,26 @@ static attnd_err parse_number(const srv_conf_key *key, const char *text, uint64_
         u++;
     }
     if (!u->name) {
-        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" has an unknown unit",
-                          key->name, text);
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" has an unknown unit", name,
+                          text);
     }
-    if (__builtin_mul_overflow(value, u->factor, &value) || value < key->min || value > key->max) {
-        return attnd_fail(info, ATTND_EINVAL, key->name,
-                          "%s: \"%.32s\" is not between %" PRIu64 " and %" PRIu64, key->name, text,
-                          key->min, key->max);
+    if (errno || __builtin_mul_overflow(value, u->factor, &value) || value < key->min ||
+        value > key->max) {
+        char min[32], max[32];
+        print_number(key, key->min, min, sizeof(min));
+        print_number(key, key->max, max, sizeof(max));
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.32s\" is not between %s and %s",
+                          name, text, min, max);
     }
     *out = value;
     return ATTND_OK;
 }
 
-static attnd_err parse_bool(const srv_conf_key *key, const char *text, bool *out,
+static attnd_err parse_bool(const srv_conf_key *key, const char *name, const char *text, bool *out,
                             attnd_errinfo *info) {
     if (strcmp(text, "on") != 0 && strcmp(text, "off") != 0) {
         return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is neither on nor off",
-                          key->name, text);
+                          name, text);
     }
     *out = strcmp(text, "on") == 0;
     return ATTND_OK;
@@ -71,29 +87,33 @@ static bool has_word(const char *words, const char *word) {
     return false;
 }
 
-static attnd_err check_text(const srv_conf_key *key, const char *text, attnd_errinfo *info) {
+static attnd_err check_text(const srv_conf_key *key, const char *name, const char *text,
+                            attnd_errinfo *info) {
     if (strlen(text) >= SRV_CONF_TEXT_BYTES) {
-        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: longer than %d bytes", key->name,
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: longer than %d bytes", name,
                           SRV_CONF_TEXT_BYTES - 1);
     }
     if (key->choices && !has_word(key->choices, text)) {
-        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is none of: %s", key->name,
-                          text, key->choices);
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is none of: %s", name, text,
+                          key->choices);
     }
     return ATTND_OK;
 }
 
-static attnd_err parse_uids(srv_conf_tenant *tenant, const char *text, attnd_errinfo *info) {
+static attnd_err parse_uids(srv_conf_tenant *tenant, const char *name, const char *text,
+                            attnd_errinfo *info) {
     uint32_t list[SRV_CONF_MAX_UIDS], num = 0;
     for (const char *p = text; *p;) {
         char *end = NULL;
         errno = 0;
         unsigned long long uid = strtoull(p, &end, 10);
         if (!isdigit((unsigned char)*p) || errno || uid >= UINT32_MAX || (*end && *end != ' ')) {
-            return attnd_fail(info, ATTND_EINVAL, "uids", "uids: \"%.64s\" is not a user id", p);
+            return attnd_fail(info, ATTND_EINVAL, "uids", "%s: \"%.64s\" is not a user id", name,
+                              p);
         }
         if (num == SRV_CONF_MAX_UIDS) {
-            return attnd_fail(info, ATTND_EINVAL, "uids", "uids: more than %d", SRV_CONF_MAX_UIDS);
+            return attnd_fail(info, ATTND_EINVAL, "uids", "%s: more than %d", name,
+                              SRV_CONF_MAX_UIDS);
         }
         list[num++] = (uint32_t)uid;
         p = end + strspn(end, " ");
@@ -104,24 +124,26 @@ static attnd_err parse_uids(srv_conf_tenant *tenant, const char *text, attnd_err
 }
 
 // store parses text and writes the value of a key into base (an srv_conf or an srv_conf_tenant).
-static attnd_err store(void *base, const srv_conf_key *key, const char *text, attnd_errinfo *info) {
+// name is the key's name in full.
+static attnd_err store(void *base, const srv_conf_key *key, const char *name, const char *text,
+                       attnd_errinfo *info) {
     void *field = (char *)base + key->offset;
     switch (key->type) {
     case SRV_CONF_COUNT:
     case SRV_CONF_SIZE:
     case SRV_CONF_TIME:
     case SRV_CONF_MODE:
-        return parse_number(key, text, field, info);
+        return parse_number(key, name, text, field, info);
     case SRV_CONF_BOOL:
-        return parse_bool(key, text, field, info);
+        return parse_bool(key, name, text, field, info);
     case SRV_CONF_TEXT:
     case SRV_CONF_CHOICE:
         break;
     }
-    attnd_err err = check_text(key, text, info);
+    attnd_err err = check_text(key, name, text, info);
     if (!err && key->offset == offsetof(srv_conf_tenant, uids) &&
         strcmp(key->section, "tenant") == 0) {
-        err = parse_uids(base, text, info);
+        err = parse_uids(base, name, text, info);
     }
     if (!err) {
         strcpy(field, text);
@@ -141,15 +163,7 @@ static void print(const void *base, const srv_conf_key *key, char out[SRV_CONF_T
     }
     uint64_t value;
     memcpy(&value, field, sizeof(value));
-    if (key->type == SRV_CONF_MODE) {
-        snprintf(out, SRV_CONF_TEXT_BYTES, "%04" PRIo64, value);
-        return;
-    }
-    const unit *u = units_of(key->type);
-    while (u->factor > 1 && (value == 0 || value % u->factor)) {
-        u++;
-    }
-    snprintf(out, SRV_CONF_TEXT_BYTES, "%" PRIu64 "%s", value / u->factor, u->name);
+    print_number(key, value, out, SRV_CONF_TEXT_BYTES);
 }
 
 // split cuts "section.key" at its last dot, so that a tenant's name may hold dots.
@@ -210,23 +224,38 @@ static size_t distance(const char *a, const char *b) {
     return row[len];
 }
 
+// full_name writes how a row is called in the section that key names: the tenant's own, if any.
+static void full_name(const srv_conf_key *row, const char *key, char *out, size_t bytes) {
+    const char *dot = strrchr(key, '.');
+    bool of_tenant = strcmp(row->section, "tenant") == 0;
+    if (of_tenant && dot && strncmp(key, "tenant ", 7) == 0) {
+        snprintf(out, bytes, "%.*s.%s", (int)(dot - key), key, row->name);
+    } else {
+        snprintf(out, bytes, "%s.%s", of_tenant ? "tenant NAME" : row->section, row->name);
+    }
+}
+
+// unknown_key names the key that is spelt nearly so, or the same in another section.
 static attnd_err unknown_key(const char *key, attnd_errinfo *info) {
-    size_t best = SIZE_MAX;
-    char nearest[SRV_CONF_NAME_BYTES] = "";
+    const char *dot = strrchr(key, '.');
+    const char *name = dot ? dot + 1 : key;
+    size_t best = strlen(key) / 4 + 2; // letters that may be wrong, and 1
+    char nearest[2 * SRV_CONF_NAME_BYTES] = "";
     for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
-        char full[SRV_CONF_NAME_BYTES];
-        snprintf(full, sizeof(full), "%s.%s", k->section, k->name);
-        size_t d = distance(full, key);
+        char full[2 * SRV_CONF_NAME_BYTES];
+        full_name(k, key, full, sizeof(full));
+        size_t d = strcmp(k->name, name) == 0 ? 1 : distance(full, key);
         if (d < best) {
             best = d;
             memcpy(nearest, full, sizeof(nearest));
         }
     }
-    return attnd_fail(info, ATTND_ENOENT, "key", "unknown key %.64s, the nearest is %s", key,
+    return attnd_fail(info, ATTND_ENOENT, "key", "unknown key %.64s%s%s", key,
+                      nearest[0] ? ", the nearest is " : ": attnd --dump-config shows all of them",
                       nearest);
 }
 
-static srv_conf_tenant *find_tenant(srv_conf *conf, const char *name) {
+srv_conf_tenant *srv_conf_tenant_find(srv_conf *conf, const char *name) {
     for (uint32_t i = 0; i < conf->num_tenants; i++) {
         if (strcmp(conf->tenants[i].name, name) == 0) {
             return &conf->tenants[i];
@@ -238,13 +267,13 @@ static srv_conf_tenant *find_tenant(srv_conf *conf, const char *name) {
 static void init_section(void *base, bool tenant) {
     for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
         if ((strcmp(k->section, "tenant") == 0) == tenant) {
-            attnd_err err = store(base, k, k->fallback, NULL);
+            attnd_err err = store(base, k, k->name, k->fallback, NULL);
             ATTND_ASSERT(!err);
         }
     }
 }
 
-static attnd_err add_tenant(srv_conf *conf, const char *name, attnd_errinfo *info) {
+attnd_err srv_conf_tenant_add(srv_conf *conf, const char *name, attnd_errinfo *info) {
     if (strlen(name) >= SRV_CONF_NAME_BYTES) {
         return attnd_fail(info, ATTND_EINVAL, "tenant", "a tenant's name is longer than %d bytes",
                           SRV_CONF_NAME_BYTES - 1);
@@ -253,7 +282,7 @@ static attnd_err add_tenant(srv_conf *conf, const char *name, attnd_errinfo *inf
         return attnd_fail(info, ATTND_EINVAL, "tenant", "more than %d tenants",
                           SRV_CONF_MAX_TENANTS);
     }
-    srv_conf_tenant *tenant = &conf->tenants[conf->num_tenants];
+    srv_conf_tenant *tenant = &conf->tenants[conf->num_tenants++];
     memset(tenant, 0, sizeof(*tenant));
     init_section(tenant, true);
     strcpy(tenant->name, name);
@@ -263,9 +292,8 @@ static attnd_err add_tenant(srv_conf *conf, const char *name, attnd_errinfo *inf
 void srv_conf_init(srv_conf *conf) {
     memset(conf, 0, sizeof(*conf));
     init_section(conf, false);
-    attnd_err err = add_tenant(conf, "default", NULL);
+    attnd_err err = srv_conf_tenant_add(conf, "default", NULL);
     ATTND_ASSERT(!err);
-    conf->num_tenants = 1;
 }
 
 attnd_err srv_conf_set(srv_conf *conf, const char *key, const char *value, attnd_errinfo *info) {
@@ -278,19 +306,19 @@ attnd_err srv_conf_set(srv_conf *conf, const char *key, const char *value, attnd
     split(key, section, &name);
     const char *who = tenant_name(section);
     if (!who) {
-        return store(conf, row, value, info);
+        return store(conf, row, key, value, info);
     }
-    srv_conf_tenant *tenant = find_tenant(conf, who);
+    srv_conf_tenant *tenant = srv_conf_tenant_find(conf, who);
     bool fresh = !tenant;
     if (fresh) {
-        attnd_err err = add_tenant(conf, who, info);
+        attnd_err err = srv_conf_tenant_add(conf, who, info);
         if (err) {
             return err;
         }
-        tenant = &conf->tenants[conf->num_tenants];
+        tenant = &conf->tenants[conf->num_tenants - 1];
     }
-    attnd_err err = store(tenant, row, value, info);
-    conf->num_tenants += fresh && !err;
+    attnd_err err = store(tenant, row, key, value, info);
+    conf->num_tenants -= fresh && err;
     return err;
 }
 
@@ -304,7 +332,7 @@ attnd_err srv_conf_get(const srv_conf *conf, const char *key, char out[SRV_CONF_
     const char *name;
     split(key, section, &name);
     const char *who = tenant_name(section);
-    const void *base = who ? (const void *)find_tenant((srv_conf *)conf, who) : conf;
+    const void *base = who ? (const void *)srv_conf_tenant_find((srv_conf *)conf, who) : conf;
     if (!base) {
         return attnd_fail(info, ATTND_ENOENT, "key", "no tenant of that name is configured");
     }
@@ -331,33 +359,6 @@ void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, 
             }
         }
     }
-}
-
-attnd_err srv_conf_check(const srv_conf *conf, attnd_errinfo *info) {
-    if (conf->connection_bytes < 2 * conf->message_bytes) {
-        return attnd_fail(info, ATTND_EINVAL, "connection_memory",
-                          "limits.connection_memory is less than twice limits.message, for a "
-                          "request and the reply before it");
-    }
-    if (conf->all_rings_bytes < conf->ring_bytes) {
-        return attnd_fail(info, ATTND_EINVAL, "all_rings_memory",
-                          "limits.all_rings_memory is less than limits.ring_memory");
-    }
-    if (conf->slab_bytes % 256) {
-        return attnd_fail(info, ATTND_EINVAL, "slab", "cache.slab is not a multiple of 256 bytes");
-    }
-    if (conf->memory_bytes < conf->slab_bytes) {
-        return attnd_fail(info, ATTND_EINVAL, "memory", "cache.memory is less than cache.slab");
-    }
-    if (conf->launch_rows < conf->step_seqs) {
-        return attnd_fail(info, ATTND_EINVAL, "launch_rows",
-                          "compute.launch_rows is less than limits.step_seqs: one attend would not "
-                          "fit a launch");
-    }
-    if (!conf->listen[0]) {
-        return attnd_fail(info, ATTND_EINVAL, "listen", "server.listen is empty");
-    }
-    return ATTND_OK;
 }
 
 bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid) {

@@ -84,15 +84,28 @@ typedef struct srv_conf_key {
 
 extern const srv_conf_key srv_conf_keys[]; // ends with section NULL
 
+// srv_conf_errors collects what is wrong with a configuration, one line each, so that all of it is
+// told at once.  Starts as zeros.
+enum { SRV_CONF_MAX_ERRORS = 16, SRV_CONF_ERROR_BYTES = 256 };
+typedef struct srv_conf_errors {
+    uint32_t num; // may be more than there is room for
+    char text[SRV_CONF_MAX_ERRORS][SRV_CONF_ERROR_BYTES];
+} srv_conf_errors;
+
+// srv_conf_error adds a line.
+void srv_conf_error(srv_conf_errors *errors, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+
 // srv_conf_init fills in the defaults.
 void srv_conf_init(srv_conf *conf);
 
 // srv_conf_load reads an INI file over conf.  ATTND_EINVAL or ATTND_EIO with "file:line: what" in
-// *info; an unknown key is an error that names the nearest one.  conf is then half changed.
-attnd_err srv_conf_load(srv_conf *conf, const char *path, attnd_errinfo *info);
+// errors, for each line that is wrong; the others have changed conf.
+attnd_err srv_conf_load(srv_conf *conf, const char *path, srv_conf_errors *errors);
 
 // srv_conf_set sets one key, "section.key" or "tenant NAME.key".  ATTND_EINVAL, and ATTND_ENOENT
-// for a key that does not exist; conf is then as it was.
+// for a key that does not exist (the text names one that is spelt nearly so, if any); conf is then
+// as it was.
 attnd_err srv_conf_set(srv_conf *conf, const char *key, const char *value, attnd_errinfo *info);
 
 // srv_conf_get writes the value of a key as text.  ATTND_ENOENT.
@@ -102,8 +115,15 @@ attnd_err srv_conf_get(const srv_conf *conf, const char *key, char out[SRV_CONF_
 // srv_conf_find returns the row of "section.key" or "tenant NAME.key", NULL for none.
 const srv_conf_key *srv_conf_find(const char *key);
 
-// srv_conf_check checks what spans several keys (message limit below the connection's, and so on).
-attnd_err srv_conf_check(const srv_conf *conf, attnd_errinfo *info);
+// srv_conf_tenant_find returns a tenant by name, NULL for none; srv_conf_tenant_add adds one with
+// the defaults.  ATTND_EINVAL: the name, or too many.
+srv_conf_tenant *srv_conf_tenant_find(srv_conf *conf, const char *name);
+attnd_err srv_conf_tenant_add(srv_conf *conf, const char *name, attnd_errinfo *info);
+
+// srv_conf_check checks what a value alone does not show: values that contradict each other, URLs
+// that nobody can listen on, an instruction set that this machine lacks.  ATTND_EINVAL with a line
+// in errors for each.
+attnd_err srv_conf_check(const srv_conf *conf, srv_conf_errors *errors);
 
 // srv_conf_each calls cb with every "section.key" and its value as text, in table order.
 void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, const char *value),

@@ -1,4 +1,5 @@
-// The configuration file: INI, read by inih, and written back by --dump-config.
+// The configuration file: INI, read by inih, and written back by --dump-config.  Every line that is
+// wrong is told of, in order.
 //
 // inih's handler gets no line number as distributions build it, so the reader that feeds it lines
 // counts them.  inih cuts a line at 199 bytes and takes the rest for a new one; the reader refuses
@@ -14,28 +15,55 @@ enum { MAX_KEYS = 64 }; // rows of the table and tenants' keys; bits of `seen`
 
 typedef struct loader {
     srv_conf *conf;
+    const char *path;
     FILE *file;
     int line;
-    attnd_err err;
-    attnd_errinfo info;                      // of the first error
-    int error_line;                          // its line
+    bool lost; // behind a section header that is none: whose keys these are is not known
+    srv_conf_errors *errors;
     uint64_t seen[1 + SRV_CONF_MAX_TENANTS]; // keys set by this file: own sections, each tenant
 } loader;
 
-static void note_error(loader *l, attnd_err err) {
-    l->err = err;
-    l->error_line = l->line;
+static void wrong(loader *l, const char *what) {
+    srv_conf_error(l->errors, "%.64s:%d: %s", l->path, l->line, what);
 }
 
+// drop_rest reads the rest of a line that is too long, which is no line of its own.
+static void drop_rest(FILE *file) {
+    for (int c = 0; c != '\n' && c != EOF;) {
+        c = fgetc(file);
+    }
+}
+
+// what_is_wrong returns why a line can be nothing, NULL when inih may see it.
+static const char *what_is_wrong(loader *l, const char *line) {
+    const char *text = line + (strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
+    text += strspn(text, " \t\r\n");
+    if (*text == '[') {
+        l->lost = !strchr(text, ']');
+        return l->lost ? "a section has the form [NAME]" : NULL;
+    }
+    bool is_key = !*text || strchr(";#", *text) || strpbrk(text, "=:");
+    return is_key ? NULL : "neither [section] nor key = value";
+}
+
+// read_line feeds inih, which tells of the first line only that it does not understand; so these
+// are told of here, and inih gets an empty one.
 static char *read_line(char *buf, int bytes, void *arg) {
     loader *l = arg;
     if (!fgets(buf, bytes, l->file)) {
         return NULL;
     }
     l->line++;
-    if (!strchr(buf, '\n') && !feof(l->file) && !l->err) {
-        note_error(l, attnd_fail(&l->info, ATTND_EINVAL, "", "the line is longer than %d bytes",
-                                 bytes - 2));
+    const char *why = NULL;
+    if (!strchr(buf, '\n') && !feof(l->file)) {
+        why = "the line is longer than 198 bytes";
+        drop_rest(l->file);
+    } else {
+        why = what_is_wrong(l, buf);
+    }
+    if (why) {
+        wrong(l, why);
+        strcpy(buf, "\n");
     }
     return buf;
 }
@@ -59,46 +87,42 @@ static bool first_time(loader *l, const srv_conf_key *row, const char *section) 
 // take_key is inih's handler; 0 tells it of an error, and it goes on reading.
 static int take_key(void *arg, const char *section, const char *name, const char *value) {
     loader *l = arg;
-    if (l->err) {
-        return 0;
+    if (l->lost) {
+        return 1;
     }
     char key[2 * SRV_CONF_NAME_BYTES + 64];
-    int len = snprintf(key, sizeof(key), "%s.%s", section, name);
+    attnd_errinfo info;
     attnd_err err = ATTND_OK;
+    int len = snprintf(key, sizeof(key), "%s%s%s", section, section[0] ? "." : "", name);
     if (len < 0 || (size_t)len >= sizeof(key)) {
-        err = attnd_fail(&l->info, ATTND_EINVAL, "", "the name of the key is too long");
+        err = attnd_fail(&info, ATTND_EINVAL, "", "the name of the key is too long");
     } else {
-        err = srv_conf_set(l->conf, key, value, &l->info);
+        err = srv_conf_set(l->conf, key, value, &info);
     }
     if (!err && !first_time(l, srv_conf_find(key), section)) {
-        err = attnd_fail(&l->info, ATTND_EINVAL, name, "%.64s is set twice", key);
+        err = attnd_fail(&info, ATTND_EINVAL, name, "%.64s is set twice", key);
     }
     if (err) {
-        note_error(l, err);
+        wrong(l, info.text);
     }
     return err == ATTND_OK;
 }
 
-attnd_err srv_conf_load(srv_conf *conf, const char *path, attnd_errinfo *info) {
-    loader l = {.conf = conf, .file = fopen(path, "re")};
+attnd_err srv_conf_load(srv_conf *conf, const char *path, srv_conf_errors *errors) {
+    uint32_t before = errors->num;
+    loader l = {.conf = conf, .path = path, .file = fopen(path, "re"), .errors = errors};
     if (!l.file) {
-        return attnd_fail(info, ATTND_EIO, "config", "%.120s: %s", path, strerror(errno));
+        srv_conf_error(errors, "%.120s: %s", path, strerror(errno));
+        return ATTND_EIO;
     }
-    int bad_line = ini_parse_stream(read_line, &l, take_key, &l);
+    ini_parse_stream(read_line, &l, take_key, &l);
     bool unreadable = ferror(l.file) != 0;
     fclose(l.file);
     if (unreadable) {
-        return attnd_fail(info, ATTND_EIO, "config", "%.120s: cannot be read", path);
+        srv_conf_error(errors, "%.120s: cannot be read", path);
+        return ATTND_EIO;
     }
-    if (bad_line && (!l.err || bad_line < l.error_line)) {
-        return attnd_fail(info, ATTND_EINVAL, "", "%.64s:%d: neither [section] nor key = value",
-                          path, bad_line);
-    }
-    if (l.err) {
-        return attnd_fail(info, ATTND_EINVAL, l.info.field, "%.64s:%d: %s", path, l.error_line,
-                          l.info.text);
-    }
-    return ATTND_OK;
+    return errors->num == before ? ATTND_OK : ATTND_EINVAL;
 }
 
 typedef struct dump {

@@ -14,10 +14,12 @@
 // section, name, type, offset, default, min, max, choices, reloadable, doc
 const srv_conf_key srv_conf_keys[] = {
     {"server", "listen", SRV_CONF_TEXT, CONF(listen), "ipc:///run/attnd/attnd.sock", 0, 0, NULL,
-     false, "URLs to listen on, separated by spaces: ipc://PATH and tcp://HOST:PORT."},
+     false,
+     "URLs to listen on, at most 8, separated by spaces: ipc://PATH and tcp://HOST:PORT.  A path, "
+     "with .attach appended, has at most 107 bytes."},
     {"server", "admin", SRV_CONF_TEXT, CONF(admin), "", 0, 0, NULL, false,
      "URL of the administration socket, ipc:// only; empty: the first ipc:// URL of listen with "
-     ".admin appended."},
+     ".admin appended.  Must be set when listen has tcp:// URLs only."},
     {"server", "attach_socket", SRV_CONF_TEXT, CONF(attach_socket), "", 0, 0, NULL, false,
      "Path of the socket that shared-memory rings are attached over; empty: that of the first "
      "ipc:// URL of listen with .attach appended; none: no rings.  A socket handed over by systemd "
@@ -37,7 +39,9 @@ const srv_conf_key srv_conf_keys[] = {
      "read; should anything still hang 5 s later, the process ends with exit status 3."},
 
     {"cache", "memory", SRV_CONF_SIZE, CONF(memory_bytes), "1GiB", MIB, 64ull << 40, NULL, false,
-     "Size of the arena that KV blocks lie in."},
+     "Size of the arena that KV blocks lie in: at least one slab, and a slab for each size of "
+     "block "
+     "in use."},
     {"cache", "slab", SRV_CONF_SIZE, CONF(slab_bytes), "32MiB", 64 * KIB, 4 * GIB, NULL, false,
      "Unit in which models of different block size share the arena; a multiple of 256."},
     {"cache", "block_tokens", SRV_CONF_COUNT, CONF(block_tokens), "64", 1, 4096, NULL, false,
@@ -63,7 +67,7 @@ const srv_conf_key srv_conf_keys[] = {
     {"compute", "decodes_in_a_row", SRV_CONF_COUNT, CONF(decodes_in_a_row), "8", 1, 1u << 20, NULL,
      false, "Decode launches before a waiting prefill gets a chunk."},
     {"compute", "launch_rows", SRV_CONF_COUNT, CONF(launch_rows), "4096", 1, 1u << 20, NULL, false,
-     "Largest launch, in rows (sequences of one layer)."},
+     "Largest launch, in rows (sequences of one layer); at least limits.step_seqs."},
     {"compute", "inline_work", SRV_CONF_COUNT, CONF(inline_work), "65536", 0, 1u << 30, NULL, false,
      "Multiply-adds of a launch up to which it runs on the loop's thread, since waking the compute "
      "threads takes longer; 0: none does."},
@@ -72,9 +76,12 @@ const srv_conf_key srv_conf_keys[] = {
      false, "Largest message; a longer one closes its connection."},
     {"limits", "connection_memory", SRV_CONF_SIZE, CONF(connection_bytes), "256MiB", 64 * KIB,
      64 * GIB, NULL, false,
-     "Bytes of requests and unread replies of one connection; above it requests are refused."},
+     "Bytes of requests and unread replies of one connection; above it requests are refused.  At "
+     "least twice limits.message."},
     {"limits", "connections", SRV_CONF_COUNT, CONF(connections), "128", 1, 4096, NULL, false,
-     "Clients connected at once; further ones are closed at once."},
+     "Clients connected at once; further ones are closed at once.  A peer that never finishes the "
+     "transport's greeting is none yet: it takes a descriptor until the transport closes it, after "
+     "10 s.  So the daemon raises its limit of open files to the hard one at start."},
     {"limits", "in_flight", SRV_CONF_COUNT, CONF(in_flight), "64", 1, 1024, NULL, false,
      "Requests of one connection without a reply; above it requests are refused, and with twice as "
      "many unread replies the connection is closed."},
@@ -83,7 +90,8 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "ring_memory", SRV_CONF_SIZE, CONF(ring_bytes), "256MiB", 64 * KIB, 64 * GIB, NULL,
      false, "Largest shared memory of one ring, its queues included."},
     {"limits", "all_rings_memory", SRV_CONF_SIZE, CONF(all_rings_bytes), "4GiB", 64 * KIB,
-     64ull << 40, NULL, false, "Shared memory of all rings together; above it rings are refused."},
+     64ull << 40, NULL, false,
+     "Shared memory of all rings together, at least that of one; above it rings are refused."},
     {"limits", "send_timeout", SRV_CONF_TIME, CONF(send_timeout_ms), "10s", 10, DAY_MS, NULL, true,
      "How long a reply may wait for its client to read; then the connection is closed."},
     {"limits", "hello_timeout", SRV_CONF_TIME, CONF(hello_timeout_ms), "10s", 10, DAY_MS, NULL,

@@ -72,7 +72,7 @@ typedef struct slot {
 } slot;
 
 typedef struct url {
-    char text[160];
+    char text[SRV_URL_BYTES];
     nng_listener listener;
     srv_path path; // lock_fd -1 when not ipc
 } url;
@@ -82,12 +82,15 @@ struct srv_nng {
     nng_socket socket;
     uv_async_t async;
     bool stopping;
-    url urls[SRV_NNG_MAX_URLS];
+    url urls[SRV_URLS_MAX];
     uint32_t num_urls;
     conn *conns; // [opts.connections]
     slot *slots; // [num_slots]
     uint32_t num_slots;
     srv_nng_info info;
+    struct {
+        attnd_log_rate flood, slow, garbage, idle; // as info.closed_*
+    } rates;
     list_node idle; // slots that do nothing; the last one that was used is taken first
     uint32_t receiving;
     list_node turns;  // connections with requests to dispatch, one from each in turn
@@ -272,8 +275,9 @@ static void reply_send(srv_request *rq) {
     nng_ctx_send(s->ctx, s->aio);
     if (c->unread > 2 * s->t->opts.in_flight && !c->closing) {
         s->t->info.closed_flood++;
-        attnd_log(ATTND_LOG_WARN, "nng", "a client has over %u unread replies: closed",
-                  (unsigned)(2 * s->t->opts.in_flight));
+        attnd_log_some(&s->t->rates.flood, ATTND_LOG_WARN, "nng",
+                       "a client has over %u unread replies: closed",
+                       (unsigned)(2 * s->t->opts.in_flight));
         close_pipe(c);
     }
 }
@@ -307,8 +311,9 @@ static void on_sent(srv_nng *t, slot *s) {
         free_aio_msg(s);
         if (rv == NNG_ETIMEDOUT && !conn_of(s->rq.conn)->closing) {
             t->info.closed_slow++;
-            attnd_log(ATTND_LOG_WARN, "nng", "a client does not read its %u replies: closed",
-                      (unsigned)conn_of(s->rq.conn)->unread);
+            attnd_log_some(&t->rates.slow, ATTND_LOG_WARN, "nng",
+                           "a client does not read its %u replies: closed",
+                           (unsigned)conn_of(s->rq.conn)->unread);
             close_pipe(conn_of(s->rq.conn));
         }
     }
@@ -333,7 +338,8 @@ static void take_request(srv_nng *t, slot *s, conn *c) {
     }
     if (magic != PROTO_MAGIC) {
         t->info.closed_garbage++;
-        attnd_log(ATTND_LOG_WARN, "nng", "a client sends what is no request: closed");
+        attnd_log_some(&t->rates.garbage, ATTND_LOG_WARN, "nng",
+                       "a client sends what is no request: closed");
         close_pipe(c);
         settle(t, s);
     } else if (c->working > t->opts.in_flight) {
@@ -508,8 +514,9 @@ uint64_t srv_nng_expire(srv_nng *t, uint64_t now_ms, uint64_t hello_timeout_ms) 
         uint64_t at = c->pub.opened_ms + hello_timeout_ms;
         if (at <= now_ms) {
             t->info.closed_idle++;
-            attnd_log(ATTND_LOG_INFO, "nng", "a connection said no hello in %llu ms: closed",
-                      (unsigned long long)hello_timeout_ms);
+            attnd_log_some(&t->rates.idle, ATTND_LOG_INFO, "nng",
+                           "a connection said no hello in %llu ms: closed",
+                           (unsigned long long)hello_timeout_ms);
             close_pipe(c);
         } else if (at < next) {
             next = at;

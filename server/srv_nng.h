@@ -12,13 +12,12 @@
 #include <uv.h>
 
 #include "server/srv_request.h"
+#include "server/srv_urls.h"
 
 typedef struct srv_nng srv_nng; // the struct is in srv_nng.c
 
-enum { SRV_NNG_MAX_URLS = 8 };
-
 typedef struct srv_nng_opts {
-    const char *urls[SRV_NNG_MAX_URLS]; // ipc://PATH, tcp://HOST:PORT; borrowed
+    const char *urls[SRV_URLS_MAX]; // ipc://PATH, tcp://HOST:PORT; borrowed
     uint32_t num_urls;
     uint32_t mode; // permissions of ipc sockets
     uint32_t connections, in_flight;

@@ -68,6 +68,9 @@ struct srv_rings {
     slot *slots; // [opts.connections, in_flight + 1]
     list_node rings, free;
     srv_rings_info info;
+    struct {
+        attnd_log_rate broken, refused, rights, idle;
+    } rates;
 };
 
 static slot *slot_of(srv_request *rq) {
@@ -257,7 +260,8 @@ static void start(conn *c, const srv_ring_call *call) {
 
 static void broken(conn *c) {
     c->t->info.closed_broken++;
-    attnd_log(ATTND_LOG_WARN, "ring", "a client's ring has indices that make no sense: closed");
+    attnd_log_some(&c->t->rates.broken, ATTND_LOG_WARN, "ring",
+                   "a client's ring has indices that make no sense: closed");
     close_conn(c);
 }
 
@@ -381,7 +385,8 @@ static void refuse_ring(conn *c, attnd_err err, const attnd_errinfo *info) {
     proto_attach_reply reply = {.magic = PROTO_RING_MAGIC, .status = err};
     reply.bytes = err == ATTND_EMSGSIZE ? most_data(c->t) : 0;
     c->t->info.refused++;
-    attnd_log(ATTND_LOG_INFO, "ring", "uid %d gets no ring: %s", (int)c->pub.uid, info->text);
+    attnd_log_some(&c->t->rates.refused, ATTND_LOG_INFO, "ring", "uid %d gets no ring: %s",
+                   (int)c->pub.uid, info->text);
     srv_attach_send(c->fd, &reply, sizeof(reply), -1);
     close_conn(c);
 }
@@ -448,7 +453,8 @@ static void on_readable(uv_poll_t *poll, int status, int events) {
             break;
         case SRV_ATTACH_RIGHTS:
             c->t->info.closed_rights++;
-            attnd_log(ATTND_LOG_WARN, "ring", "uid %d sends descriptors: closed", (int)c->pub.uid);
+            attnd_log_some(&c->t->rates.rights, ATTND_LOG_WARN, "ring",
+                           "uid %d sends descriptors: closed", (int)c->pub.uid);
             close_conn(c);
             break;
         case SRV_ATTACH_GONE:
@@ -508,8 +514,9 @@ uint64_t srv_rings_expire(srv_rings *t, uint64_t now_ms, uint64_t hello_timeout_
         }
         if (at <= now_ms) {
             t->info.closed_idle++;
-            attnd_log(ATTND_LOG_INFO, "ring", "a connection has no session after %llu ms: closed",
-                      (unsigned long long)hello_timeout_ms);
+            attnd_log_some(&t->rates.idle, ATTND_LOG_INFO, "ring",
+                           "a connection has no session after %llu ms: closed",
+                           (unsigned long long)hello_timeout_ms);
             close_conn(c);
         } else if (at < next) {
             next = at;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <uv.h>
 
 #include "proto/clock.h"
@@ -27,12 +28,14 @@
 #include "server/srv_notify.h"
 #include "server/srv_ops.h"
 #include "server/srv_rings.h"
+#include "server/srv_urls.h"
 
 enum {
     LINGER_MS = 200,        // for NNG to write the last replies out, which it does not tell of
     LAST_REPLIES_MS = 2000, // behind the drain's end, for clients to read what they wait for
     HANG_MS = 5000,         // of taking everything down; deploy/attnd.conf speaks of both
     ADMIN_IN_FLIGHT = 8,
+    OWN_FILES = 64, // that the daemon has open for itself
 };
 
 typedef enum phase { SERVING, DRAINING, ABORTING, LINGERING, STOPPED } phase;
@@ -52,9 +55,9 @@ typedef struct server {
     srv_core_hooks hooks;
     srv_compute *compute;
     srv_nng *clients, *admin;
-    srv_rings *rings;               // NULL = off
-    char urls[SRV_CONF_TEXT_BYTES]; // of conf.listen, cut in place
-    char admin_url[SRV_CONF_TEXT_BYTES + 8];
+    srv_rings *rings; // NULL = off
+    srv_urls urls;
+    attnd_log_rate strangers; // lines about who is no tenant
 } server;
 
 // ---- time
@@ -199,8 +202,8 @@ static bool opened(void *ctx, srv_conn *conn) {
         admitted = srv_conf_admits(&s->core.conf.tenants[i], conn->uid);
     }
     if (!admitted) {
-        attnd_log(ATTND_LOG_WARN, "server", "uid %d is no tenant: connection closed",
-                  (int)conn->uid);
+        attnd_log_some(&s->strangers, ATTND_LOG_WARN, "server",
+                       "uid %d is no tenant: connection closed", (int)conn->uid);
         return false;
     }
     rearm(s, conn->opened_ms + s->core.conf.hello_timeout_ms);
@@ -238,60 +241,15 @@ static bool compute_crowds(void *ctx) {
     return srv_compute_crowds(s->compute);
 }
 
-// add_urls cuts conf.listen at its spaces.
-static attnd_err add_urls(server *s, srv_nng_opts *opts, attnd_errinfo *info) {
-    snprintf(s->urls, sizeof(s->urls), "%s", s->core.conf.listen);
-    char *save = NULL;
-    for (char *url = strtok_r(s->urls, " ", &save); url; url = strtok_r(NULL, " ", &save)) {
-        if (opts->num_urls == SRV_NNG_MAX_URLS) {
-            return attnd_fail(info, ATTND_EINVAL, "listen", "more than %d URLs", SRV_NNG_MAX_URLS);
-        }
-        opts->urls[opts->num_urls++] = url;
-    }
-    return ATTND_OK;
-}
-
-// first_ipc returns the first ipc:// URL, NULL when there is none.
-static const char *first_ipc(const srv_nng_opts *clients) {
-    for (uint32_t i = 0; i < clients->num_urls; i++) {
-        if (strncmp(clients->urls[i], "ipc://", 6) == 0) {
-            return clients->urls[i];
-        }
-    }
-    return NULL;
-}
-
-static attnd_err name_admin(server *s, const srv_nng_opts *clients, attnd_errinfo *info) {
+// open_rings: the attach socket is handed over, or made at its path.
+static attnd_err open_rings(server *s, attnd_errinfo *info) {
     const srv_conf *conf = &s->core.conf;
-    const char *ipc = first_ipc(clients);
-    if (conf->admin[0]) {
-        snprintf(s->admin_url, sizeof(s->admin_url), "%s", conf->admin);
-        return ATTND_OK;
-    }
-    if (ipc) {
-        snprintf(s->admin_url, sizeof(s->admin_url), "%s.admin", ipc);
-        return ATTND_OK;
-    }
-    return attnd_fail(info, ATTND_EINVAL, "admin",
-                      "server.listen has no ipc:// URL to name the administration socket after");
-}
-
-// open_rings: the attach socket is handed over, or named, or beside the first ipc:// socket.
-static attnd_err open_rings(server *s, const srv_nng_opts *clients, attnd_errinfo *info) {
-    const srv_conf *conf = &s->core.conf;
-    const char *ipc = first_ipc(clients);
-    char path[SRV_CONF_TEXT_BYTES + 8];
     int fd = srv_inherit_fd("attach");
-    if (fd < 0 && (strcmp(conf->attach_socket, "none") == 0 || (!conf->attach_socket[0] && !ipc))) {
+    if (fd < 0 && !s->urls.attach[0]) {
         return ATTND_OK;
-    }
-    if (conf->attach_socket[0]) {
-        snprintf(path, sizeof(path), "%s", conf->attach_socket);
-    } else {
-        snprintf(path, sizeof(path), "%s.attach", ipc ? ipc + strlen("ipc://") : "");
     }
     srv_rings_opts opts = {
-        .path = path,
+        .path = s->urls.attach,
         .fd = fd,
         .mode = (uint32_t)conf->socket_mode,
         .connections = (uint32_t)conf->rings,
@@ -327,15 +285,16 @@ static attnd_err open_transports(server *s, attnd_errinfo *info) {
         .lost = lost,
         .ctx = s,
     };
-    attnd_err err = add_urls(s, &clients, info);
-    if (!err) {
-        err = name_admin(s, &clients, info);
-    }
+    srv_conf_errors errors = {0};
+    attnd_err err = srv_urls_read(&s->urls, conf, &errors);
     if (err) {
-        return err;
+        return attnd_fail(info, err, "listen", "%s", errors.text[0]);
     }
     srv_nng_opts admin = clients;
-    admin.urls[0] = s->admin_url;
+    for (clients.num_urls = 0; clients.num_urls < s->urls.num_clients; clients.num_urls++) {
+        clients.urls[clients.num_urls] = s->urls.clients[clients.num_urls];
+    }
+    admin.urls[0] = s->urls.admin;
     admin.num_urls = 1;
     admin.mode = (uint32_t)conf->admin_mode;
     admin.connections = SRV_ADMIN_CONNECTIONS;
@@ -345,7 +304,7 @@ static attnd_err open_transports(server *s, attnd_errinfo *info) {
     if (!err) {
         err = srv_nng_open(&s->admin, &s->loop, &admin, info);
     }
-    return err ? err : open_rings(s, &clients, info);
+    return err ? err : open_rings(s, info);
 }
 
 static void add_transport(cJSON *doc, const char *name, const srv_nng *t) {
@@ -403,6 +362,10 @@ static void reconfigured(void *ctx) {
     rearm(s, attnd_clock_ms()); // hello_timeout, and quotas that waiting steps may now fit
 }
 
+static const char *shown(const char *value) {
+    return value[0] ? value : "(empty)";
+}
+
 // take_value takes over one value of a configuration read again.
 static void take_value(void *arg, const char *key, const char *value) {
     server *s = arg;
@@ -415,30 +378,61 @@ static void take_value(void *arg, const char *key, const char *value) {
     }
     if (!row->reloadable) {
         attnd_log(ATTND_LOG_WARN, "conf", "%s = %s takes effect at the next start, it is %s", key,
-                  value, old);
+                  shown(value), shown(old));
     } else if (srv_conf_set(&s->core.conf, key, value, &info)) {
-        attnd_log(ATTND_LOG_WARN, "conf", "%s stays %s: %s", key, old, info.text);
+        attnd_log(ATTND_LOG_WARN, "conf", "%s stays %s: %s", key, shown(old), info.text);
     } else {
-        attnd_log(ATTND_LOG_INFO, "conf", "%s = %s, was %s", key, value, old);
+        attnd_log(ATTND_LOG_INFO, "conf", "%s = %s, was %s", key, shown(value), shown(old));
     }
+}
+
+// take_tenants adds those that are new, with the defaults, and tells of those that are gone.
+static void take_tenants(server *s, srv_conf *next) {
+    srv_conf *conf = &s->core.conf;
+    attnd_errinfo info;
+    for (uint32_t i = 0; i < conf->num_tenants; i++) {
+        if (!srv_conf_tenant_find(next, conf->tenants[i].name)) {
+            attnd_log(ATTND_LOG_WARN, "conf", "tenant %s stays until the next start",
+                      conf->tenants[i].name);
+        }
+    }
+    for (uint32_t i = 0; i < next->num_tenants; i++) {
+        const char *name = next->tenants[i].name;
+        if (srv_conf_tenant_find(conf, name)) {
+            continue;
+        }
+        if (srv_conf_tenant_add(conf, name, &info)) {
+            attnd_log(ATTND_LOG_WARN, "conf", "tenant %s was not added: %s", name, info.text);
+        } else {
+            attnd_log(ATTND_LOG_INFO, "conf", "tenant %s is new", name);
+        }
+    }
+}
+
+static attnd_err take_conf(server *s, srv_conf *next) {
+    attnd_errinfo info;
+    take_tenants(s, next);
+    srv_conf_each(next, take_value, s);
+    attnd_err err = srv_core_apply_tenants(&s->core, &info);
+    if (err) {
+        attnd_log(ATTND_LOG_ERROR, "conf", "%s", info.text);
+    }
+    reconfigured(s);
+    return err;
 }
 
 static void on_hup(uv_signal_t *handle, int signum) {
     (void)signum;
     server *s = handle->data;
-    attnd_errinfo info;
+    srv_conf_errors errors = {0};
     srv_conf *next = malloc(sizeof(*next));
-    attnd_err err = next ? srv_args_conf(s->args, next, &info)
-                         : attnd_fail(&info, ATTND_ENOMEM, "", "no memory");
-    if (!err) {
-        srv_conf_each(next, take_value, s);
-        err = srv_core_apply_tenants(&s->core, &info);
-    }
-    if (err) {
-        attnd_log(ATTND_LOG_ERROR, "conf", "nothing was reloaded: %s", info.text);
-    } else {
+    if (!next) {
+        srv_conf_error(&errors, "no memory");
+    } else if (!srv_args_conf(s->args, next, &errors) && !take_conf(s, next)) {
         attnd_log(ATTND_LOG_INFO, "conf", "reloaded");
-        reconfigured(s);
+    }
+    for (uint32_t i = 0; i < errors.num && i < SRV_CONF_MAX_ERRORS; i++) {
+        attnd_log(ATTND_LOG_ERROR, "conf", "nothing was reloaded: %s", errors.text[i]);
     }
     free(next);
 }
@@ -493,7 +487,7 @@ static void say_ready(const server *s) {
     snprintf(status, sizeof(status), "%.1f GiB of %s pages, %s", (double)s->arena.bytes / (1 << 30),
              pages[s->arena.pages], srv_compute_isa(s->compute));
     attnd_log(ATTND_LOG_INFO, "server", "attnd %s serves: %s", ATTND_VERSION, status);
-    printf("attnd ready: %s (administration %s)\n", s->core.conf.listen, s->admin_url);
+    printf("attnd ready: %s (administration %s)\n", s->core.conf.listen, s->urls.admin);
     fflush(stdout);
     srv_notify_ready(status);
 }
@@ -509,6 +503,21 @@ static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
     return err ? err : open_transports(s, info);
 }
 
+// raise_files raises the limit of descriptors to the most that this process may have: connections
+// that never say what they are take one each, and count nowhere else.
+static void raise_files(const srv_conf *conf) {
+    struct rlimit files;
+    uint64_t needed = conf->connections + 2 * conf->rings + SRV_ADMIN_CONNECTIONS + OWN_FILES;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) {
+        return;
+    }
+    files.rlim_cur = files.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur < needed) {
+        attnd_log(ATTND_LOG_WARN, "server", "%llu open files are allowed, %llu may be needed",
+                  (unsigned long long)files.rlim_cur, (unsigned long long)needed);
+    }
+}
+
 attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errinfo *info) {
     server *s = calloc(1, sizeof(*s));
     if (!s || uv_loop_init(&s->loop) != 0) {
@@ -521,6 +530,7 @@ attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errin
     s->arena.fd = -1;
     s->hooks = (srv_core_hooks){rearm, begin_drain, reconfigured, describe, s};
     attnd_log_set_level(attnd_log_level_parse(conf->log_level));
+    raise_files(conf);
     start_handles(s);
     attnd_err err = make(s, conf, info);
     if (err) {

@@ -255,8 +255,10 @@ uint64_t srv_steps_expire(srv_core *core, uint64_t now_ms) {
             continue;
         }
         if (step->deadline_ms <= now_ms) {
-            attnd_log(ATTND_LOG_INFO, "step", "%llx of session %llx is past its deadline: aborted",
-                      (unsigned long long)step->handle, (unsigned long long)step->session->name);
+            attnd_log_some(&core->steps.late, ATTND_LOG_INFO, "step",
+                           "%llx of session %llx is past its deadline: aborted",
+                           (unsigned long long)step->handle,
+                           (unsigned long long)step->session->name);
             srv_step_end(core, step);
         } else if (step->deadline_ms < next) {
             next = step->deadline_ms;

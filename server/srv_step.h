@@ -7,6 +7,7 @@
 #ifndef ATTND_SERVER_SRV_STEP_H
 #define ATTND_SERVER_SRV_STEP_H
 
+#include "proto/log.h"
 #include "scheduler/sched_wait.h"
 #include "server/srv_model.h"
 #include "server/srv_request.h"
@@ -79,6 +80,7 @@ typedef struct srv_steps {
     list_node free;
     srv_step **by_index; // [max], by the low half of the cache's handle
     uint32_t max, num_open;
+    attnd_log_rate late; // lines about steps past their deadline
     size_t memory_bytes; // of one step
     kv_step_seq *kv_seqs;
     srv_step_seq *seqs;

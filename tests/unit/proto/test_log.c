@@ -114,6 +114,26 @@ START_TEST(log_level_names_go_both_ways) {
 }
 END_TEST
 
+START_TEST(log_some_writes_ten_lines_and_counts_the_rest) {
+    attnd_log_rate rate = {0};
+    attnd_log_set_sink(sink);
+    attnd_log_set_level(ATTND_LOG_INFO);
+    for (int i = 0; i < 25; i++) {
+        attnd_log_some(&rate, ATTND_LOG_WARN, "srv", "n %d", i);
+    }
+    ck_assert_int_eq(lines, 10);
+    ck_assert_ptr_nonnull(strstr(got, "WARN srv n 9"));
+    rate.since_ms -= ATTND_LOG_SOME_MS; // ten seconds go by
+    attnd_log_some(&rate, ATTND_LOG_DEBUG, "srv", "hidden");
+    ck_assert_int_eq(lines, 10);
+    ck_assert(attnd_log_admit(&rate, ATTND_LOG_WARN, "srv"));
+    ck_assert_int_eq(lines, 11);
+    ck_assert_ptr_nonnull(strstr(got, "WARN srv 15 lines like the next one were left out"));
+    attnd_log_some(&rate, ATTND_LOG_WARN, "srv", "next");
+    ck_assert_int_eq(lines, 12);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("log");
     TCase *tc = tcase_create("log");
@@ -126,6 +146,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, log_below_the_level_evaluates_nothing);
     tcase_add_test(tc, log_without_a_sink_is_dropped);
     tcase_add_test(tc, log_level_names_go_both_ways);
+    tcase_add_test(tc, log_some_writes_ten_lines_and_counts_the_rest);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -188,9 +188,11 @@ START_TEST(usage_errors_exit_with_two) {
                                  "-t 5s status"};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         ck_assert_msg(run(wrong[i]) == 2, "\"%s\" is taken", wrong[i]);
-        has("usage: attnctl");
+        has("(attnctl --help lists");
+        ck_assert_ptr_eq(strchr(output, '\n'), output + strlen(output) - 1); // one line
     }
     ck_assert_int_eq(run("--help"), 0);
+    has("usage: attnctl");
     has("exit status: 0 ok");
 }
 END_TEST

@@ -108,11 +108,11 @@ END_TEST
 // load_is_default loads a file and compares all values with the defaults.
 static void load_is_default(const char *path) {
     static srv_conf conf, defaults;
-    attnd_errinfo info = {.code = ATTND_OK};
+    srv_conf_errors errors = {0};
     srv_conf_init(&conf);
     srv_conf_init(&defaults);
-    ck_assert_msg(srv_conf_load(&conf, path, &info) == ATTND_OK, "%s", info.text);
-    ATTND_CK_OK(srv_conf_check(&conf, &info));
+    ck_assert_msg(srv_conf_load(&conf, path, &errors) == ATTND_OK, "%s", errors.text[0]);
+    ATTND_CK_OK(srv_conf_check(&conf, &errors));
     for (const srv_conf_key *key = srv_conf_keys; key->section; key++) {
         char name[128], a[SRV_CONF_TEXT_BYTES], b[SRV_CONF_TEXT_BYTES];
         snprintf(name, sizeof(name), "%s%s.%s", key->section,

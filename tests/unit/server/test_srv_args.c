@@ -9,6 +9,7 @@
 static srv_args args;
 static srv_conf conf;
 static attnd_errinfo info;
+static srv_conf_errors errors;
 
 static attnd_err parse(int argc, const char *const *argv) {
     return srv_args_parse(&args, argc, (char **)argv, &info);
@@ -39,6 +40,7 @@ END_TEST
 START_TEST(what_is_no_flag_is_refused) {
     ATTND_CK_ERR(PARSE("--listem", "x"), ATTND_EINVAL);
     ATTND_CK_ERR(PARSE("--listen"), ATTND_EINVAL);
+    ATTND_CK_ERR(PARSE("--listen", ""), ATTND_EINVAL);
     ATTND_CK_ERR(PARSE("-l", "x"), ATTND_EINVAL);
     ATTND_CK_ERR(PARSE("serve"), ATTND_EINVAL);
     ATTND_CK_ERR(PARSE("--set", "cache.memory"), ATTND_EINVAL);
@@ -59,16 +61,35 @@ START_TEST(a_flag_wins_over_the_file_and_the_file_over_the_default) {
     ck_assert_int_eq(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
     close(fd);
     ATTND_CK_OK(PARSE("--config", path, "--set", "cache.memory=4GiB"));
-    ATTND_CK_OK(srv_args_conf(&args, &conf, &info));
+    ATTND_CK_OK(srv_args_conf(&args, &conf, &errors));
     ck_assert_uint_eq(conf.memory_bytes, 4ull << 30);
     ck_assert_uint_eq(conf.slab_bytes, 16ull << 20);
     ck_assert_uint_eq(conf.in_flight, 64);
     ck_assert_str_eq(conf.listen, "ipc:///file");
     ATTND_CK_OK(PARSE("--config", path, "--listen", "ipc:///flag"));
-    ATTND_CK_OK(srv_args_conf(&args, &conf, &info));
+    ATTND_CK_OK(srv_args_conf(&args, &conf, &errors));
     ck_assert_str_eq(conf.listen, "ipc:///flag");
     ATTND_CK_OK(PARSE("--set", "cache.memory=1MiB"));
-    ATTND_CK_ERR(srv_args_conf(&args, &conf, &info), ATTND_EINVAL); // less than a slab
+    ATTND_CK_ERR(srv_args_conf(&args, &conf, &errors), ATTND_EINVAL); // less than a slab
+    unlink(path);
+}
+END_TEST
+
+START_TEST(all_that_is_wrong_is_told_with_where_it_stands) {
+    char path[] = "/tmp/attnd_args_XXXXXX";
+    int fd = mkstemp(path);
+    const char text[] = "[cache]\nslab = big\n[x]\ny = 1\n";
+    ck_assert_int_eq(write(fd, text, sizeof(text) - 1), sizeof(text) - 1);
+    close(fd);
+    ATTND_CK_OK(PARSE("--config", path, "--set", "limits.queue=0", "--set", "colour=red",
+                      "--listen", "ipc:///a"));
+    ATTND_CK_ERR(srv_args_conf(&args, &conf, &errors), ATTND_EINVAL);
+    ck_assert_uint_eq(errors.num, 4);
+    ck_assert_ptr_nonnull(strstr(errors.text[0], ":2: cache.slab: "));
+    ck_assert_ptr_nonnull(strstr(errors.text[1], ":4: unknown key x.y"));
+    ck_assert_str_eq(errors.text[2], "--set: limits.queue: \"0\" is not between 1 and 1048576");
+    ck_assert_str_eq(errors.text[3],
+                     "--set: unknown key colour: attnd --dump-config shows all of them");
     unlink(path);
 }
 END_TEST
@@ -79,6 +100,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, flags_name_what_is_to_be_done);
     tcase_add_test(tc, what_is_no_flag_is_refused);
     tcase_add_test(tc, a_flag_wins_over_the_file_and_the_file_over_the_default);
+    tcase_add_test(tc, all_that_is_wrong_is_told_with_where_it_stands);
     suite_add_tcase(s, tc);
     return s;
 }

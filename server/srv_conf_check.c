@@ -1,0 +1,50 @@
+// What is wrong with a configuration beyond its single values, and the list of everything wrong.
+#include <stdarg.h>
+#include <string.h>
+
+#include "attention/cpu/attn_cpu_ops.h"
+#include "server/srv_conf.h"
+#include "server/srv_urls.h"
+
+void srv_conf_error(srv_conf_errors *errors, const char *fmt, ...) {
+    if (errors->num < SRV_CONF_MAX_ERRORS) {
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(errors->text[errors->num], SRV_CONF_ERROR_BYTES, fmt, args);
+        va_end(args);
+    }
+    errors->num++;
+}
+
+static void check_sizes(const srv_conf *conf, srv_conf_errors *errors) {
+    if (conf->connection_bytes < 2 * conf->message_bytes) {
+        srv_conf_error(errors, "limits.connection_memory is less than twice limits.message, for a "
+                               "request and the reply before it");
+    }
+    if (conf->all_rings_bytes < conf->ring_bytes) {
+        srv_conf_error(errors, "limits.all_rings_memory is less than limits.ring_memory");
+    }
+    if (conf->slab_bytes % 256) {
+        srv_conf_error(errors, "cache.slab is not a multiple of 256 bytes");
+    }
+    if (conf->memory_bytes < conf->slab_bytes) {
+        srv_conf_error(errors, "cache.memory is less than cache.slab");
+    }
+    if (conf->launch_rows < conf->step_seqs) {
+        srv_conf_error(errors,
+                       "compute.launch_rows is less than limits.step_seqs: one attend would "
+                       "not fit a launch");
+    }
+}
+
+attnd_err srv_conf_check(const srv_conf *conf, srv_conf_errors *errors) {
+    uint32_t before = errors->num, features = 0;
+    srv_urls urls;
+    attnd_errinfo info;
+    check_sizes(conf, errors);
+    srv_urls_read(&urls, conf, errors);
+    if (conf->isa[0] && attn_cpu_features_of(&features, conf->isa, attn_cpu_detect(), &info)) {
+        srv_conf_error(errors, "compute.isa: %s", info.text);
+    }
+    return errors->num == before ? ATTND_OK : ATTND_EINVAL;
+}
