@@ -7,6 +7,7 @@
 #include "kvcache/kv_ledger.h"
 #include "kvcache/kv_name.h"
 #include "kvcache/kv_pool.h"
+#include "kvcache/kv_sum.h"
 
 void kv_get_info(const kv_cache *kv, kv_info *out) {
     const kv_led_lists *lists = kv->lists;
@@ -118,6 +119,15 @@ static bool count_seq(recount *r, uint32_t idx) {
     }
     uint32_t len = s->committed + step_tokens(kv, idx);
     for (uint32_t g = 0; g < model->spec.num_groups; g++) {
+        uint32_t have = kv_blocks_of(s->committed, model->spec.groups[g].block_tokens);
+        uint64_t sum = kv_sum_entries(kv_table(kv, idx, g), 0, have);
+        if (s->old_last[g] != KV_NONE) {
+            sum += kv_sum_entry(have - 1, s->old_last[g]) -
+                   kv_sum_entry(have - 1, kv_table(kv, idx, g)[have - 1]);
+        }
+        if (sum != s->table_sums[g]) {
+            return WRONG(r, "a table of sequence %u has a wrong checksum", idx);
+        }
         uint32_t class_idx = kv->model_aux[s->model].classes[g];
         uint32_t num = kv_blocks_of(len, model->spec.groups[g].block_tokens);
         const uint32_t *table = kv_table(kv, idx, g);

@@ -1,11 +1,12 @@
 // Makes and frees a cache: checks the options, maps the ledger, and publishes its first record, the
 // one that says what the region is.
 #include <stdlib.h>
+#include <sys/random.h>
 
 #include "kvcache/kv_ledger.h"
 #include "kvcache/kv_redo.h"
 
-static attnd_err check_opts(const kv_arena *arena, const kv_opts *o, attnd_errinfo *info) {
+attnd_err kv_opts_check(const kv_arena *arena, const kv_opts *o, attnd_errinfo *info) {
     const struct {
         const char *field;
         uint32_t value;
@@ -46,8 +47,7 @@ static attnd_err check_opts(const kv_arena *arena, const kv_opts *o, attnd_errin
     return ATTND_OK;
 }
 
-// Committed by the record that holds magic, version and options.
-static void format(kv_cache *kv) {
+void kv_lists_init(kv_cache *kv) {
     kv_led_lists *lists = kv->lists;
     lists->tenants.cap = kv->opts.max_tenants;
     lists->models.cap = kv->opts.max_models;
@@ -56,20 +56,32 @@ static void format(kv_cache *kv) {
     lists->sessions.cap = kv->opts.max_sessions;
     lists->steps.cap = kv->opts.max_steps;
     lists->seqs.cap = kv->opts.max_seqs;
-    lists->next_expiry = KV_NEVER;
+}
+
+// Committed by the record that holds magic, version and options.
+static void format(kv_cache *kv, uint64_t salt) {
+    kv_lists_init(kv);
+    kv->lists->next_expiry = KV_NEVER;
     kv_redo_begin(kv);
-    kv_redo_put64(kv, &kv->head->magic, KV_LEDGER_MAGIC);
-    kv_redo_put(kv, &kv->head->version, KV_LEDGER_VERSION);
-    kv_redo_put64(kv, &kv->head->arena_bytes, kv->arena->bytes);
-    kv_redo_put_bytes(kv, &kv->head->opts, &kv->opts, sizeof(kv->opts));
+    kv_head_put(kv, (kv_led_head){
+                        .magic = KV_LEDGER_MAGIC,
+                        .version = KV_LEDGER_VERSION,
+                        .arena_bytes = kv->arena->bytes,
+                        .salt = salt,
+                        .opts = kv->opts,
+                    });
     kv_redo_commit(kv);
 }
 
 attnd_err kv_create(kv_cache **out, const kv_arena *arena, const kv_opts *opts,
                     attnd_errinfo *info) {
-    attnd_err err = check_opts(arena, opts, info);
+    attnd_err err = kv_opts_check(arena, opts, info);
+    uint64_t salt;
     if (err) {
         return err;
+    }
+    if (getrandom(&salt, sizeof(salt), 0) != (ssize_t)sizeof(salt)) {
+        return attnd_fail(info, ATTND_EIO, NULL, "no random bytes for a ledger");
     }
     kv_cache *kv = calloc(1, sizeof(*kv));
     if (!kv) {
@@ -77,12 +89,12 @@ attnd_err kv_create(kv_cache **out, const kv_arena *arena, const kv_opts *opts,
     }
     kv->arena = arena;
     kv->opts = *opts;
-    err = kv_ledger_open(kv, info);
+    err = kv_ledger_open(kv, -1, info);
     if (err) {
         free(kv);
         return err;
     }
-    format(kv);
+    format(kv, salt);
     *out = kv;
     return ATTND_OK;
 }
@@ -92,4 +104,12 @@ void kv_free(kv_cache *kv) {
         kv_ledger_close(kv);
         free(kv);
     }
+}
+
+int kv_ledger_fd(const kv_cache *kv) {
+    return kv->fd;
+}
+
+uint64_t kv_salt(const kv_cache *kv) {
+    return kv->head->salt;
 }

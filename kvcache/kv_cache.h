@@ -46,6 +46,39 @@ attnd_err kv_create(kv_cache **out, const kv_arena *arena, const kv_opts *opts,
                     attnd_errinfo *info);
 void kv_free(kv_cache *kv);
 
+// kv_ledger_fd returns the descriptor of the memory that the cache's state lies in.  Who holds it,
+// and the arena's, can go on with the cache after this process is gone: kv_recover.
+int kv_ledger_fd(const kv_cache *kv);
+
+// kv_salt returns a random number that was made with the ledger and that it keeps.
+uint64_t kv_salt(const kv_cache *kv);
+
+// kv_recovered says what kv_recover found.
+typedef struct kv_recovered {
+    uint32_t models, sessions, seqs;                // served again
+    uint32_t lost_models, lost_sessions, lost_seqs; // dropped as damaged
+    uint32_t lost_tenants;
+    uint32_t aborted_steps; // that were open
+    uint64_t blocks;        // in use
+    uint64_t bad_units;     // of KV_SUM_BYTES, with a wrong checksum
+    bool bad_record;        // the newest redo record was damaged
+} kv_recovered;
+
+// kv_recover goes on with the cache of a process that is gone, whose ledger and arena were handed
+// over; *out owns fd on success.  Whatever that process was doing, each of its calls was made whole
+// or not at all.  Steps that were open are aborted, and the replies to their opening forgotten, so
+// that repeating it opens them again.  What is damaged is dropped and counted, the rest is served.
+// A session whose replies are damaged goes whole, since a repeat could not be told any more;
+// sequences of a session that is gone are freed, or if kept are held by none.  All other sessions
+// live on: the caller closes those that nobody comes back to.  Every model has one user, the
+// caller, who closes it, too, so that its index stays while sessions come back.
+//
+// ATTND_EVERSION: of another version.  ATTND_EINVAL: no ledger, made with other options (*info
+// names the field), short, or not sealed.  ATTND_ENOMEM, ATTND_EIO.  After these nothing was
+// changed that a second try would miss; a cache can be made with kv_create instead.
+attnd_err kv_recover(kv_cache **out, const kv_arena *arena, const kv_opts *opts, int fd,
+                     uint64_t now_ms, kv_recovered *found, attnd_errinfo *info);
+
 // ---- tenants
 
 // kv_tenant_set makes a tenant or changes its quota.  quota_blocks counts blocks of any class, a
@@ -109,6 +142,15 @@ attnd_err kv_session_open(kv_cache *kv, uint32_t tenant, const uint8_t secret[KV
 // kv_session_close frees the session's sequences that are not kept and detaches the others.  Its
 // steps must have been aborted or committed, else ATTND_EBUSY.  A second close is ATTND_ESTALE.
 attnd_err kv_session_close(kv_cache *kv, uint64_t session, uint64_t now_ms);
+
+typedef struct kv_session_info {
+    uint64_t session;
+    uint32_t tenant, num_seqs;
+    uint8_t secret[KV_SECRET_BYTES];
+    uint64_t highest; // request id seen
+} kv_session_info;
+// kv_session_next walks the sessions (*cursor starts at 0; false at the end).
+bool kv_session_next(const kv_cache *kv, uint32_t *cursor, kv_session_info *out);
 
 typedef enum kv_op {
     KV_OP_CREATE = 1,

@@ -6,11 +6,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "kvcache/kv_redo.h"
+#include "kvcache/kv_sum.h"
 
 enum { PAGE_BYTES = 4096 };
 #define MAX_REGION_BYTES (UINT64_C(1) << 46)
@@ -30,27 +33,64 @@ static bool place(const section *s, uint64_t *end) {
     return *end <= MAX_REGION_BYTES;
 }
 
-static attnd_err map_region(kv_cache *kv, uint64_t bytes, attnd_errinfo *info) {
-    const char *what = "memfd_create";
+// make_region makes and maps a new region; *what names the call that failed.
+static void *make_region(uint64_t bytes, int *fd, const char **what) {
     void *base = MAP_FAILED;
-    int fd = memfd_create("attnd-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd >= 0) {
-        what = "ftruncate";
-        if (ftruncate(fd, (off_t)bytes) == 0) {
-            what = "fcntl(F_ADD_SEALS)";
-            if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
-                what = "mmap";
-                base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-            }
+    *what = "memfd_create";
+    *fd = memfd_create("attnd-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0) {
+        return base;
+    }
+    *what = "ftruncate";
+    if (ftruncate(*fd, (off_t)bytes) == 0) {
+        *what = "fcntl(F_ADD_SEALS)";
+        if (fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+            *what = "mmap";
+            base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, *fd, 0);
         }
     }
     if (base == MAP_FAILED) {
         int err = errno;
-        if (fd >= 0) {
-            close(fd);
+        close(*fd);
+        errno = err;
+    }
+    return base;
+}
+
+// check_region refuses a region of another size, or one that could shrink.
+static attnd_err check_region(int fd, uint64_t bytes, attnd_errinfo *info) {
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        return attnd_fail(info, ATTND_EINVAL, "ledger", "the descriptor is no memory file");
+    }
+    if ((uint64_t)st.st_size != bytes) {
+        return attnd_fail(info, ATTND_EINVAL, "ledger", "it has %lld bytes, not %llu",
+                          (long long)st.st_size, (unsigned long long)bytes);
+    }
+    int seals = fcntl(fd, F_GET_SEALS, 0);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
+        return attnd_fail(info, ATTND_EINVAL, "ledger", "it is not sealed against shrinking");
+    }
+    return ATTND_OK;
+}
+
+static attnd_err map_region(kv_cache *kv, int fd, uint64_t bytes, attnd_errinfo *info) {
+    const char *what = "mmap";
+    void *base;
+    if (fd < 0) {
+        base = make_region(bytes, &fd, &what);
+    } else {
+        attnd_err err = check_region(fd, bytes, info);
+        if (err) {
+            return err;
         }
-        return attnd_fail(info, ATTND_ENOMEM, NULL, "%s of a ledger of %llu bytes: %s", what,
-                          (unsigned long long)bytes, strerror(err));
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    }
+    if (base == MAP_FAILED) {
+        bool sealed = errno == EPERM || errno == EACCES;
+        return attnd_fail(info, sealed ? ATTND_EINVAL : ATTND_ENOMEM, "ledger",
+                          "%s of a ledger of %llu bytes: %s", what, (unsigned long long)bytes,
+                          strerror(errno));
     }
     kv->fd = fd;
     kv->base = base;
@@ -75,16 +115,17 @@ static void derive_sizes(kv_cache *kv) {
     }
 }
 
-attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info) {
+// NOLINTNEXTLINE(readability-function-size): a table
+attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info) {
     const kv_opts *o = &kv->opts;
     derive_sizes(kv);
     uint64_t step_copies = (uint64_t)o->max_step_seqs * KV_MAX_GROUPS;
     uint64_t max_classes = (uint64_t)o->max_models * KV_MAX_GROUPS;
     uint64_t num_replies = (uint64_t)o->max_sessions * KV_REPLIES;
-#define ARRAY(field, number) \
-    { &kv->field, number, sizeof(*kv->field) }
-    const section sections[] = {
+#define ARRAY(field, number) {&kv->field, number, sizeof(*kv->field)}
+    section sections[] = {
         ARRAY(head, 1),
+        ARRAY(head_copy, 1),
         ARRAY(redo, 2 * kv_redo_record_words(kv->redo_cap)),
         ARRAY(tenants, o->max_tenants),
         ARRAY(models, o->max_models),
@@ -94,6 +135,7 @@ attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info) {
         {&kv->values, num_replies, UINT64_C(8) * o->max_step_seqs},
         ARRAY(steps, o->max_steps),
         ARRAY(seqs, o->max_seqs),
+        ARRAY(sums, 0), // as many as units stand before them
         ARRAY(lists, 1),
         ARRAY(tenant_aux, o->max_tenants),
         ARRAY(model_aux, o->max_models),
@@ -124,6 +166,10 @@ attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info) {
     uint64_t end = 0;
     for (size_t i = 0; i < num; i++) {
         at[i] = end;
+        if (sections[i].array == &kv->sums) {
+            sections[i].num = end / KV_SUM_BYTES;
+            kv->num_units = (uint32_t)sections[i].num;
+        }
         if (!place(&sections[i], &end)) {
             return attnd_fail(info, ATTND_EINVAL, NULL, "the ledger would be larger than 64 TiB");
         }
@@ -131,15 +177,50 @@ attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info) {
     if (at[num - 1] / sizeof(uint32_t) > UINT32_MAX) {
         return attnd_fail(info, ATTND_EINVAL, NULL, "the ledger without tables exceeds 16 GiB");
     }
-    attnd_err err = map_region(kv, end, info);
-    for (size_t i = 0; err == ATTND_OK && i < num; i++) {
+    uint64_t *deltas = calloc(kv->num_units, sizeof(*deltas));
+    if (!deltas) {
+        return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for a ledger's checksums");
+    }
+    attnd_err err = map_region(kv, fd, end, info);
+    if (err) {
+        free(deltas);
+        return err;
+    }
+    kv->sum_deltas = deltas;
+    for (size_t i = 0; i < num; i++) {
         void *array = (char *)kv->base + at[i];
         memcpy(sections[i].array, &array, sizeof(array));
     }
-    return err;
+    return ATTND_OK;
 }
 
 void kv_ledger_close(kv_cache *kv) {
     munmap(kv->base, kv->bytes);
     close(kv->fd);
+    free(kv->sum_deltas);
+}
+
+// ---- the head
+
+uint64_t kv_head_check(const kv_led_head *head) {
+    return kv_sum_bytes(head, offsetof(kv_led_head, check), 0);
+}
+
+void kv_head_put(kv_cache *kv, kv_led_head head) {
+    const size_t bytes = offsetof(kv_led_head, published);
+    head.check = kv_head_check(&head);
+    kv_redo_put_bytes(kv, kv->head, &head, bytes);
+    kv_redo_put_bytes(kv, kv->head_copy, &head, bytes);
+}
+
+// Tops go up by large steps, so that nearly no record has to hold the heads.
+uint32_t kv_next_generation(kv_cache *kv, kv_kind kind, uint32_t generation) {
+    const uint32_t step = UINT32_C(1) << 20;
+    uint32_t next = generation + 1;
+    if (next > kv->head->tops[kind]) {
+        kv_led_head head = *kv->head;
+        head.tops[kind] = next < UINT32_MAX - step ? next + step : UINT32_MAX;
+        kv_head_put(kv, head);
+    }
+    return next;
 }

@@ -4,6 +4,7 @@
 //
 //     +----------------------------------------------------------------------------------------+
 //     | head       magic, version, options; `published`, the word that commits everything      |
+//     | head_copy  the same but for `published`                                                |
 //     | redo       two records of (word, value) writes, used by turns (kv_redo.h)              |
 //     |------------------------- authoritative: what a restart believes -----------------------|
 //     | tenants    name, quota                                                                 |
@@ -13,8 +14,11 @@
 //     | replies    65 a session: the reply to request r lies at r % 65                         |
 //     | values     2 * max_step_seqs words a reply                                             |
 //     | steps      generation, open or not                                                     |
-//     | seqs       generation, tenant, model, holder, committed length, name, time to live     |
-//     |------------------------- derived: made again from the above ---------------------------|
+//     | seqs       generation, tenant, model, holder, committed length, name, time to live,    |
+//     |            checksums of its tables                                                     |
+//     |------------------------- checksums of the above ---------------------------------------|
+//     | sums       one a unit of 256 bytes                                                     |
+//     |------------------------- derived: made again by kv_recover ----------------------------|
 //     | lists      free slots, counters, next expiry                                           |
 //     | ..._aux    what belongs to an element above: links, counts, the step of a sequence     |
 //     | classes    size classes, their free blocks and slabs                                   |
@@ -31,7 +35,14 @@
 // the table of a sequence that is not live, and in the place of a shared last block that an open
 // step copies, where seqs.old_last has the committed entry from before the store until after the
 // commit, or until the entry is back.  It may not be otherwise: the newest record is applied again
-// after a crash, and would undo what was stored to its words since.  Loop thread only.
+// after a crash, and would undo what was stored to its words since.
+//
+// Checksums.  A unit's is the sum of a hash of each of its words that is not 0, with its place; a
+// record that changes words holds the new checksums of their units among its writes, so they are
+// right whenever the record is applied or not at all.  A table's is the same sum over its committed
+// entries (kv_sum_entry), and changes with the committed length.  Sums, since they follow from what
+// is added and taken away, whatever else the unit holds; memory that was never touched sums to 0.
+// Loop thread only.
 #ifndef ATTND_KVCACHE_KV_LEDGER_H
 #define ATTND_KVCACHE_KV_LEDGER_H
 
@@ -46,7 +57,9 @@
 #define KV_NEVER        UINT64_MAX
 
 enum {
-    KV_LEDGER_VERSION = 1,
+    KV_LEDGER_VERSION = 2,
+    KV_SUM_BYTES = 256, // a unit
+    KV_SUM_WORDS = KV_SUM_BYTES / 4,
     KV_REPLIES = KV_REPLY_WINDOW + 1, // the highest id and those below it
 };
 
@@ -55,12 +68,20 @@ typedef uint32_t __attribute__((may_alias)) kv_word;
 
 typedef enum kv_state { KV_FREE, KV_LIVE } kv_state; // zeroed memory is free
 
+// kv_kind is what has handles, and so generations.
+typedef enum kv_kind { KV_KIND_SESSION, KV_KIND_STEP, KV_KIND_SEQ, KV_NUM_KINDS } kv_kind;
+
 typedef struct kv_led_head {
     uint64_t magic;
-    uint32_t version;
-    uint32_t published; // number of the newest redo record
+    uint32_t version, reserved;
     uint64_t arena_bytes;
+    uint64_t salt; // random, of this ledger
     kv_opts opts;
+    uint32_t tops[KV_NUM_KINDS]; // no handle of the kind was ever given out above it
+    uint32_t reserved2;
+    uint64_t check;     // kv_head_check
+    uint32_t published; // number of the newest redo record; not of head_copy
+    uint32_t reserved3;
 } kv_led_head;
 
 typedef struct kv_led_tenant {
@@ -98,9 +119,10 @@ typedef struct kv_led_seq {
     uint64_t session;   // handle, 0 = held by none
     uint64_t expire_ms; // KV_NEVER while held
     uint64_t ttl_ms;
-    uint32_t committed, reserved;     // tokens
-    uint32_t old_last[KV_MAX_GROUPS]; // committed entry behind a step's copy of it, or KV_NONE
-    char name[KV_NAME_BYTES];         // "" = not kept, zero-padded
+    uint32_t committed, reserved;       // tokens
+    uint32_t old_last[KV_MAX_GROUPS];   // committed entry behind a step's copy of it, or KV_NONE
+    char name[KV_NAME_BYTES];           // "" = not kept, zero-padded
+    uint64_t table_sums[KV_MAX_GROUPS]; // of the committed entries
 } kv_led_seq;
 
 // Derived.  Links are index + 1, 0 = none.
@@ -167,9 +189,11 @@ struct kv_cache {
     uint32_t free_words, free_sums; // a slab, of bits and of free_sum
     uint32_t redo_cap, redo_writes; // a record; of the record being made
     bool redo_open;
+    uint64_t *sum_deltas; // [num_units], by how much the record being made changes them; owned
+    uint32_t num_units;
     uint32_t name_buckets; // a power of two
     // sections, in order
-    kv_led_head *head;
+    kv_led_head *head, *head_copy;
     kv_word *redo; // [2, record]
     kv_led_tenant *tenants;
     kv_led_model *models;
@@ -179,6 +203,7 @@ struct kv_cache {
     uint32_t *values;      // [max_sessions, KV_REPLIES, 2 * max_step_seqs]
     kv_led_step *steps;
     kv_led_seq *seqs;
+    uint64_t *sums; // [num_units]
     kv_led_lists *lists;
     kv_tenant_aux *tenant_aux;
     kv_model_aux *model_aux;
@@ -198,10 +223,26 @@ struct kv_cache {
     uint32_t *tables;       // [max_seqs, KV_MAX_GROUPS, max_seq_blocks]
 };
 
-// kv_ledger_open lays out and maps the region of kv->opts over kv->arena, all zero, and fills in
-// the upper part of *kv.  ATTND_EINVAL, ATTND_ENOMEM.  kv_ledger_close gives it back.
-attnd_err kv_ledger_open(kv_cache *kv, attnd_errinfo *info);
+// kv_ledger_open lays out the region of kv->opts over kv->arena, maps it and fills in the upper
+// part of *kv.  fd -1: a new one, all zero.  Else the descriptor of one that was made before, which
+// kv owns on success: ATTND_EINVAL when it is not of that size, or not sealed, so that it could
+// shrink under us.  ATTND_EINVAL, ATTND_ENOMEM.  kv_ledger_close gives it back.
+attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info);
 void kv_ledger_close(kv_cache *kv);
+
+// kv_opts_check checks options; kv_lists_init sets the capacities in zeroed lists.
+attnd_err kv_opts_check(const kv_arena *arena, const kv_opts *opts, attnd_errinfo *info);
+void kv_lists_init(kv_cache *kv);
+
+// kv_head_check returns the checksum of a head, of what stands before `check`.
+uint64_t kv_head_check(const kv_led_head *head);
+
+// kv_head_put puts a head into the open redo record, with its checksum, in both places.
+void kv_head_put(kv_cache *kv, kv_led_head head);
+
+// kv_next_generation returns the generation behind one, and puts a new top into the open redo
+// record when it passes the old one.
+uint32_t kv_next_generation(kv_cache *kv, kv_kind kind, uint32_t generation);
 
 // kv_crash_point is called before every store that a restart could see, in a build that stops there
 // (tests define it); else it is nothing.

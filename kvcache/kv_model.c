@@ -82,6 +82,20 @@ static attnd_err read_spec(const kv_cache *kv, const kv_model_spec *in, kv_model
     return ATTND_OK;
 }
 
+bool kv_model_revive(kv_cache *kv, uint32_t model) {
+    kv_model_spec fixed;
+    attnd_errinfo info;
+    const kv_model_spec *spec = &kv->models[model].spec;
+    if (read_spec(kv, spec, &fixed, &info) || memcmp(spec, &fixed, sizeof(fixed)) != 0) {
+        return false;
+    }
+    for (uint32_t g = 0; g < fixed.num_groups; g++) {
+        kv->model_aux[model].classes[g] =
+            kv_class_hold(kv, (uint32_t)block_units(&fixed.groups[g]));
+    }
+    return true;
+}
+
 static uint32_t find_by_name(const kv_cache *kv, uint32_t tenant, const char *name) {
     for (uint32_t i = 0; i < kv->lists->models.used; i++) {
         const kv_led_model *m = &kv->models[i];

@@ -66,6 +66,14 @@ static bool free_behind(const kv_cache *kv, place near, place *out) {
     return true;
 }
 
+// use makes a free block one in use.
+static void use(kv_cache *kv, place p) {
+    kv_bits *bits = bits_of(kv, p);
+    bits->free &= ~bit_of(p);
+    *sum_of(kv, p) &= ~(bits->free == 0 ? sum_bit_of(p) : 0); // no branch: it is a coin toss
+    kv_slab_took(kv, p.slab);
+}
+
 uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near) {
     const kv_class *class = &kv->classes[class_idx];
     place p;
@@ -76,11 +84,18 @@ uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near) {
         p.slab = class->first_slab - 1;
         p.idx = first_free(kv, p.slab);
     }
-    kv_bits *bits = bits_of(kv, p);
-    bits->free &= ~bit_of(p);
-    *sum_of(kv, p) &= ~(bits->free == 0 ? sum_bit_of(p) : 0); // no branch: it is a coin toss
-    kv_slab_took(kv, p.slab);
+    use(kv, p);
     return p.slab * kv->slab_units + p.idx * class->units;
+}
+
+bool kv_pool_claim(kv_cache *kv, uint32_t entry) {
+    place p = place_of(kv, entry);
+    if (!(bits_of(kv, p)->free & bit_of(p))) {
+        kv_pool_hold(kv, entry);
+        return false;
+    }
+    use(kv, p);
+    return true;
 }
 
 void kv_pool_hold(kv_cache *kv, uint32_t entry) {

@@ -9,6 +9,10 @@
 // blocks of a sequence lie in long runs.
 uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near);
 
+// kv_pool_claim makes a given block in use, or adds a reference when it is; true when it was free.
+// For recovery; the block's slab is assigned.
+bool kv_pool_claim(kv_cache *kv, uint32_t entry);
+
 // kv_pool_hold adds a reference to a block in use.
 void kv_pool_hold(kv_cache *kv, uint32_t entry);
 

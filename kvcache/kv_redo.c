@@ -5,21 +5,15 @@
 
 #include <string.h>
 
+#include "kvcache/kv_sum.h"
+
 static kv_word *record_of(const kv_cache *kv, uint32_t number) {
     return kv->redo + (number & 1) * kv_redo_record_words(kv->redo_cap);
 }
 
-// Each word is folded in by an odd multiplication and a shift, so that every bit of the record
-// reaches the high and the low half; the two words that hold the checksum are left out.
 uint64_t kv_redo_checksum(const kv_word *record) {
-    uint64_t h = UINT64_C(0x9e3779b97f4a7c15);
-    for (uint64_t i = 0; i < KV_REDO_HEAD_WORDS + UINT64_C(2) * record[1]; i++) {
-        if (i != 2 && i != 3) {
-            h = (h ^ record[i]) * UINT64_C(0xff51afd7ed558ccd);
-            h ^= h >> 32;
-        }
-    }
-    return h;
+    uint64_t seed = (uint64_t)record[0] << 32 | record[1];
+    return kv_sum_bytes(record + KV_REDO_HEAD_WORDS, (size_t)8 * record[1], seed);
 }
 
 void kv_redo_begin(kv_cache *kv) {
@@ -28,12 +22,19 @@ void kv_redo_begin(kv_cache *kv) {
     kv->redo_writes = 0;
 }
 
-void kv_redo_put(kv_cache *kv, kv_word *word, uint32_t value) {
+// add adds a write, without a look at checksums.
+static void add(kv_cache *kv, uint32_t word_idx, uint32_t value) {
     ATTND_ASSERT(kv->redo_open && kv->redo_writes < kv->redo_cap);
     kv_word *write =
         record_of(kv, kv->head->published + 1) + KV_REDO_HEAD_WORDS + (size_t)2 * kv->redo_writes++;
-    kv_store(&write[0], (uint32_t)(word - kv->base));
+    kv_store(&write[0], word_idx);
     kv_store(&write[1], value);
+}
+
+void kv_redo_put(kv_cache *kv, kv_word *word, uint32_t value) {
+    uint32_t idx = (uint32_t)(word - kv->base);
+    kv->sum_deltas[idx / KV_SUM_WORDS] += kv_sum_word(idx, value) - kv_sum_word(idx, *word);
+    add(kv, idx, value);
 }
 
 void kv_redo_put64(kv_cache *kv, uint64_t *word, uint64_t value) {
@@ -49,8 +50,53 @@ void kv_redo_put_bytes(kv_cache *kv, void *dst, const void *src, size_t bytes) {
     }
 }
 
+static uint64_t unit_sum(const kv_cache *kv, uint32_t unit) {
+    const kv_word *published = (const kv_word *)&kv->head->published;
+    uint32_t first = unit * KV_SUM_WORDS;
+    uint64_t sum = 0;
+    for (uint32_t i = first; i < first + KV_SUM_WORDS; i++) {
+        sum += &kv->base[i] == published ? 0 : kv_sum_word(i, kv->base[i]);
+    }
+    return sum;
+}
+
+bool kv_redo_unit_good(const kv_cache *kv, uint32_t unit) {
+    return unit_sum(kv, unit) == kv->sums[unit];
+}
+
+// The write that changes nothing makes add_sums see the unit.
+void kv_redo_accept(kv_cache *kv, uint32_t unit) {
+    kv_word *first = kv->base + (size_t)unit * KV_SUM_WORDS;
+    kv_redo_put(kv, first, *first);
+    kv->sum_deltas[unit] += unit_sum(kv, unit) - kv->sums[unit];
+}
+
+// add_sums adds the checksums of the units that the writes change.
+static void add_sums(kv_cache *kv) {
+    const kv_word *writes = record_of(kv, kv->head->published + 1) + KV_REDO_HEAD_WORDS;
+    uint32_t num = kv->redo_writes;
+    for (uint32_t i = 0; i < num; i++) {
+        uint32_t unit = writes[(size_t)2 * i] / KV_SUM_WORDS;
+        uint64_t sum = kv->sums[unit] + kv->sum_deltas[unit];
+        if (kv->sum_deltas[unit]) {
+            uint32_t at = (uint32_t)((kv_word *)&kv->sums[unit] - kv->base);
+            add(kv, at, (uint32_t)sum);
+            add(kv, at + 1, (uint32_t)(sum >> 32));
+            kv->sum_deltas[unit] = 0;
+        }
+    }
+}
+
+static void apply(kv_cache *kv, const kv_word *record) {
+    for (uint32_t i = 0; i < record[1]; i++) {
+        const kv_word *write = record + KV_REDO_HEAD_WORDS + (size_t)2 * i;
+        kv_store(&kv->base[write[0]], write[1]);
+    }
+}
+
 void kv_redo_commit(kv_cache *kv) {
     ATTND_ASSERT(kv->redo_open);
+    add_sums(kv);
     uint32_t number = kv->head->published + 1;
     kv_word *record = record_of(kv, number);
     kv_store(&record[0], number);
@@ -59,9 +105,42 @@ void kv_redo_commit(kv_cache *kv) {
     kv_store(&record[2], (uint32_t)checksum);
     kv_store(&record[3], (uint32_t)(checksum >> 32));
     kv_store(&kv->head->published, number); // the committing store
-    for (uint32_t i = 0; i < kv->redo_writes; i++) {
-        const kv_word *write = record + KV_REDO_HEAD_WORDS + (size_t)2 * i;
-        kv_store(&kv->base[write[0]], write[1]);
-    }
+    apply(kv, record);
     kv->redo_open = false;
+}
+
+// ---- again
+
+static bool is_whole(const kv_cache *kv, uint32_t number) {
+    const kv_word *record = record_of(kv, number);
+    uint64_t checksum = (uint64_t)record[3] << 32 | record[2];
+    if (record[0] != number || record[1] > kv->redo_cap || checksum != kv_redo_checksum(record)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < record[1]; i++) {
+        if (record[KV_REDO_HEAD_WORDS + (size_t)2 * i] >= (kv_word *)kv->lists - kv->base) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// published is believed when it names a whole record.  Else it, or the record, is damaged.  The
+// newest whole record then is the one that was published, or one that was about to be, which may be
+// applied, too; unless it is the one before: that one is applied already, and so may be its
+// successor, which it would undo.
+bool kv_redo_again(kv_cache *kv) {
+    uint32_t published = kv->head->published;
+    if (is_whole(kv, published)) {
+        apply(kv, record_of(kv, published));
+        return true;
+    }
+    uint32_t a = record_of(kv, 0)[0], b = record_of(kv, 1)[0];
+    bool a_whole = a % 2 == 0 && is_whole(kv, a), b_whole = b % 2 == 1 && is_whole(kv, b);
+    uint32_t newest = !b_whole || (a_whole && (int32_t)(a - b) > 0) ? a : b;
+    if ((a_whole || b_whole) && newest + 1 != published) {
+        kv_store(&kv->head->published, newest);
+        apply(kv, record_of(kv, newest));
+    }
+    return false;
 }

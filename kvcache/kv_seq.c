@@ -14,6 +14,7 @@
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_session.h"
+#include "kvcache/kv_sum.h"
 
 uint32_t kv_seq_index(const kv_cache *kv, uint64_t seq) {
     uint32_t idx = (uint32_t)seq;
@@ -64,7 +65,7 @@ static attnd_err find_idle(const kv_cache *kv, kv_request rq, uint64_t seq, bool
 
 // ---- the session's list and the buckets of names
 
-static void link_seq(kv_cache *kv, uint32_t idx) {
+void kv_seq_link(kv_cache *kv, uint32_t idx) {
     kv_session_aux *session = &kv->session_aux[(uint32_t)kv->seqs[idx].session];
     kv_seq_aux *aux = &kv->seq_aux[idx];
     aux->prev = 0;
@@ -107,7 +108,7 @@ static uint32_t find_name(const kv_cache *kv, uint32_t tenant, const char name[K
     return KV_NONE;
 }
 
-static void link_name(kv_cache *kv, uint32_t idx) {
+void kv_seq_link_name(kv_cache *kv, uint32_t idx) {
     uint32_t *bucket = bucket_of(kv, kv->seqs[idx].tenant, kv->seqs[idx].name);
     kv->seq_aux[idx].next_name = *bucket;
     *bucket = idx + 1;
@@ -134,33 +135,34 @@ static attnd_err take_slot(kv_cache *kv, uint32_t *idx, attnd_errinfo *info) {
 }
 
 // make_live publishes the sequence together with its reply.  This is the committing store of
-// kv_seq_create and kv_seq_fork.
+// kv_seq_create and kv_seq_fork.  A parent's tokens are shared, with the checksums of its tables.
 static uint64_t make_live(kv_cache *kv, kv_request rq, kv_op op, uint32_t idx, uint32_t model,
-                          uint32_t committed) {
+                          const kv_led_seq *parent) {
     kv_led_seq *s = &kv->seqs[idx];
     kv_led_seq live = {
         .state = KV_LIVE,
-        .generation = s->generation + 1,
         .tenant = kv->models[model].spec.tenant,
         .model = model,
         .session = rq.session,
         .expire_ms = KV_NEVER,
-        .committed = committed,
+        .committed = parent ? parent->committed : 0,
     };
     for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
         live.old_last[g] = KV_NONE;
+        live.table_sums[g] = parent ? parent->table_sums[g] : 0;
     }
-    uint64_t handle = kv_handle(live.generation, idx);
     kv_redo_begin(kv);
+    live.generation = kv_next_generation(kv, KV_KIND_SEQ, s->generation);
+    uint64_t handle = kv_handle(live.generation, idx);
     kv_redo_put_bytes(kv, s, &live, sizeof(live));
     uint32_t *values = kv_reply_put(kv, rq, op, handle, op == KV_OP_FORK);
     if (values && op == KV_OP_FORK) {
-        kv_redo_put(kv, values, committed);
+        kv_redo_put(kv, values, live.committed);
     }
     kv_redo_commit(kv);
     kv->seq_aux[idx] = (kv_seq_aux){0};
     kv->model_aux[model].seqs++;
-    link_seq(kv, idx);
+    kv_seq_link(kv, idx);
     return handle;
 }
 
@@ -177,7 +179,7 @@ attnd_err kv_seq_create(kv_cache *kv, kv_request rq, uint32_t model, uint64_t *s
     if (err) {
         return err;
     }
-    *seq = make_live(kv, rq, KV_OP_CREATE, idx, model, 0);
+    *seq = make_live(kv, rq, KV_OP_CREATE, idx, model, NULL);
     return ATTND_OK;
 }
 
@@ -214,7 +216,7 @@ attnd_err kv_seq_fork(kv_cache *kv, kv_request rq, uint64_t seq, uint64_t *forke
     const kv_led_seq *parent = &kv->seqs[from];
     share_blocks(kv, from, to);
     *committed = parent->committed;
-    *forked = make_live(kv, rq, KV_OP_FORK, to, parent->model, parent->committed);
+    *forked = make_live(kv, rq, KV_OP_FORK, to, parent->model, parent);
     return ATTND_OK;
 }
 
@@ -284,11 +286,17 @@ attnd_err kv_seq_truncate(kv_cache *kv, kv_request rq, uint64_t seq, uint32_t le
         return attnd_fail(info, ATTND_EINVAL, "len", "the sequence has %u tokens, not %u", before,
                           len);
     }
+    const kv_model_spec *spec = &kv->models[s->model].spec;
     kv_redo_begin(kv);
     kv_redo_put(kv, &s->committed, len);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t block_tokens = spec->groups[g].block_tokens;
+        uint64_t gone = kv_sum_entries(kv_table(kv, idx, g), kv_blocks_of(len, block_tokens),
+                                       kv_blocks_of(before, block_tokens));
+        kv_redo_put64(kv, &s->table_sums[g], s->table_sums[g] - gone);
+    }
     kv_reply_put(kv, rq, KV_OP_TRUNCATE, seq, 0);
     kv_redo_commit(kv);
-    const kv_model_spec *spec = &kv->models[s->model].spec;
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         uint32_t block_tokens = spec->groups[g].block_tokens;
         kv_seq_give_blocks(kv, idx, g, kv_blocks_of(len, block_tokens),
@@ -327,7 +335,7 @@ attnd_err kv_seq_keep(kv_cache *kv, kv_request rq, uint64_t seq, const char *nam
         unlink_name(kv, idx, old);
     }
     if (fixed[0]) {
-        link_name(kv, idx);
+        kv_seq_link_name(kv, idx);
     }
     return ATTND_OK;
 }
@@ -367,7 +375,7 @@ attnd_err kv_seq_attach(kv_cache *kv, kv_request rq, uint32_t model, const char 
     }
     kv_redo_commit(kv);
     if (!held) {
-        link_seq(kv, idx);
+        kv_seq_link(kv, idx);
     }
     return ATTND_OK;
 }

@@ -12,6 +12,11 @@ uint32_t kv_seq_index(const kv_cache *kv, uint64_t seq);
 attnd_err kv_seq_find(const kv_cache *kv, uint32_t session_idx, uint64_t seq, uint32_t *idx,
                       attnd_errinfo *info);
 
+// kv_seq_link puts a sequence into the list of its session, kv_seq_link_name into the bucket of its
+// name.
+void kv_seq_link(kv_cache *kv, uint32_t idx);
+void kv_seq_link_name(kv_cache *kv, uint32_t idx);
+
 // kv_seq_leave takes a sequence from its session: a kept one is held by none and its time begins to
 // run, any other is freed.
 void kv_seq_leave(kv_cache *kv, uint32_t idx, uint64_t now_ms);

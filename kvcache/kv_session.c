@@ -7,6 +7,8 @@
 // operation is never made without being answered, nor answered without being made.
 #include "kvcache/kv_session.h"
 
+#include <string.h>
+
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_seq.h"
 
@@ -32,7 +34,7 @@ attnd_err kv_session_open(kv_cache *kv, uint32_t tenant, const uint8_t secret[KV
     kv_led_session *s = &kv->sessions[idx];
     kv_redo_begin(kv);
     kv_redo_put(kv, &s->state, KV_LIVE);
-    kv_redo_put(kv, &s->generation, s->generation + 1);
+    kv_redo_put(kv, &s->generation, kv_next_generation(kv, KV_KIND_SESSION, s->generation));
     kv_redo_put(kv, &s->tenant, tenant);
     kv_redo_put_bytes(kv, s->secret, secret, KV_SECRET_BYTES);
     kv_redo_put64(kv, &s->highest, 0);
@@ -60,6 +62,27 @@ attnd_err kv_session_close(kv_cache *kv, uint64_t session, uint64_t now_ms) {
     kv_redo_commit(kv);
     kv_slots_give_handle(&kv->lists->sessions, kv->session_next, idx, kv->sessions[idx].generation);
     return ATTND_OK;
+}
+
+bool kv_session_next(const kv_cache *kv, uint32_t *cursor, kv_session_info *out) {
+    for (uint32_t i = *cursor; i < kv->lists->sessions.used; i++) {
+        const kv_led_session *s = &kv->sessions[i];
+        if (s->state == KV_LIVE) {
+            *out = (kv_session_info){
+                .session = kv_handle(s->generation, i),
+                .tenant = s->tenant,
+                .highest = s->highest,
+            };
+            memcpy(out->secret, s->secret, sizeof(out->secret));
+            for (uint32_t q = kv->session_aux[i].first_seq; q; q = kv->seq_aux[q - 1].next) {
+                out->num_seqs++;
+            }
+            *cursor = i + 1;
+            return true;
+        }
+    }
+    *cursor = kv->lists->sessions.used;
+    return false;
 }
 
 static uint64_t reply_slot(uint32_t session_idx, uint64_t request) {

@@ -80,16 +80,8 @@ static void cut(kv_cache *kv, uint32_t slab, uint32_t num_blocks) {
     }
 }
 
-// Committed by the record that names the block size of the slab.
-bool kv_slab_assign(kv_cache *kv, uint32_t class_idx) {
-    uint32_t slab = kv_slots_take(&kv->lists->slabs, kv->slab_next);
-    if (slab == KV_NONE) {
-        return false;
-    }
+void kv_slab_claim(kv_cache *kv, uint32_t slab, uint32_t class_idx) {
     kv_class *class = &kv->classes[class_idx];
-    kv_redo_begin(kv);
-    kv_redo_put(kv, &kv->slabs[slab].units, class->units);
-    kv_redo_commit(kv);
     kv->slab_aux[slab] = (kv_slab_aux){
         .units = class->units,
         .slab_blocks = class->slab_blocks,
@@ -100,6 +92,18 @@ bool kv_slab_assign(kv_cache *kv, uint32_t class_idx) {
     class->slabs++;
     class->free += class->slab_blocks;
     link_slab(kv, slab);
+}
+
+// Committed by the record that names the block size of the slab.
+bool kv_slab_assign(kv_cache *kv, uint32_t class_idx) {
+    uint32_t slab = kv_slots_take(&kv->lists->slabs, kv->slab_next);
+    if (slab == KV_NONE) {
+        return false;
+    }
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &kv->slabs[slab].units, kv->classes[class_idx].units);
+    kv_redo_commit(kv);
+    kv_slab_claim(kv, slab, class_idx);
     return true;
 }
 

@@ -16,6 +16,10 @@ void kv_class_rele(kv_cache *kv, uint32_t class_idx);
 // kv_slab_assign gives an unassigned slab to the class; false when there is none.
 bool kv_slab_assign(kv_cache *kv, uint32_t class_idx);
 
+// kv_slab_claim makes a given slab, unassigned, the class's: for recovery, which puts the record
+// and counts the slots itself.
+void kv_slab_claim(kv_cache *kv, uint32_t slab, uint32_t class_idx);
+
 // kv_slab_took and kv_slab_gave are told that a block of the slab was taken or given back.
 void kv_slab_took(kv_cache *kv, uint32_t slab);
 void kv_slab_gave(kv_cache *kv, uint32_t slab);

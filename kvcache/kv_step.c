@@ -15,6 +15,7 @@
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_seq.h"
 #include "kvcache/kv_session.h"
+#include "kvcache/kv_sum.h"
 
 static kv_copy *copies_of(const kv_cache *kv, uint32_t step) {
     return kv->step_copies + (uint64_t)step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
@@ -249,10 +250,11 @@ static void reserve(const opening *o, uint32_t i) {
 static uint64_t publish(const opening *o, kv_request rq) {
     kv_cache *kv = o->kv;
     kv_led_step *step = &kv->steps[o->step];
-    uint64_t handle = kv_handle(step->generation + 1, o->step);
     kv_redo_begin(kv);
+    uint32_t generation = kv_next_generation(kv, KV_KIND_STEP, step->generation);
+    uint64_t handle = kv_handle(generation, o->step);
     kv_redo_put(kv, &step->state, KV_LIVE);
-    kv_redo_put(kv, &step->generation, step->generation + 1);
+    kv_redo_put(kv, &step->generation, generation);
     for (uint32_t n = 0; n < kv->step_aux[o->step].num_copies; n++) {
         const kv_copy *copy = &copies_of(kv, o->step)[n];
         uint32_t i, idx = copied_of(kv, o->step, n, &i);
@@ -421,6 +423,34 @@ static void put_back(const ending *e) {
     }
 }
 
+// put_sums puts the checksums of the tables of sequence i that change.  *n counts the step's
+// copies, which are in the order of sequences and groups.
+static void put_sums(const ending *e, uint32_t i, uint32_t *n) {
+    kv_cache *kv = e->kv;
+    uint32_t idx = (uint32_t)e->seqs[i].seq, committed = e->seqs[i].committed;
+    for (uint32_t g = 0; g < e->spec->num_groups; g++) {
+        uint32_t block_tokens = e->spec->groups[g].block_tokens;
+        uint32_t have = kv_blocks_of(committed, block_tokens);
+        uint32_t want = kv_blocks_of(committed + accepted_of(e, i), block_tokens);
+        uint64_t sum = kv->seqs[idx].table_sums[g];
+        sum += kv_sum_entries(kv_table(kv, idx, g), have, want);
+        const kv_copy *copy = &copies_of(kv, e->step)[*n];
+        uint32_t of = KV_NONE;
+        if (*n < kv->step_aux[e->step].num_copies) {
+            copied_of(kv, e->step, *n, &of);
+        }
+        if (of == i && copy->group == g) {
+            ++*n;
+            if (accepted_of(e, i) > 0) {
+                sum += kv_sum_entry(have - 1, copy->dst) - kv_sum_entry(have - 1, copy->src);
+            }
+        }
+        if (sum != kv->seqs[idx].table_sums[g]) {
+            kv_redo_put64(kv, &kv->seqs[idx].table_sums[g], sum);
+        }
+    }
+}
+
 // publish_end ends the step: every length and the reply, in the committing store of kv_step_commit
 // and kv_step_abort.
 static void publish_end(const ending *e, kv_request rq, kv_op op, uint64_t step) {
@@ -432,7 +462,8 @@ static void publish_end(const ending *e, kv_request rq, kv_op op, uint64_t step)
         kv_redo_put(kv, &kv->seqs[idx].old_last[copies_of(kv, e->step)[n].group], KV_NONE);
     }
     uint32_t *values = kv_reply_put(kv, rq, op, step, op == KV_OP_COMMIT ? e->num_seqs : 0);
-    for (uint32_t i = 0; i < e->num_seqs; i++) {
+    for (uint32_t i = 0, copies = 0; i < e->num_seqs; i++) {
+        put_sums(e, i, &copies);
         uint32_t len = e->seqs[i].committed + accepted_of(e, i);
         kv_redo_put(kv, &kv->seqs[(uint32_t)e->seqs[i].seq].committed, len);
         if (values && op == KV_OP_COMMIT) {

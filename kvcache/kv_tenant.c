@@ -15,6 +15,9 @@ attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, u
     while (i < slots->used && !kv_name_equal(kv->tenants[i].name, fixed)) {
         i++;
     }
+    for (uint32_t hole = 0; i == slots->used && hole < i; hole++) {
+        i = kv->tenants[hole].name[0] ? i : hole; // recovery dropped what was there
+    }
     if (i == slots->cap) {
         return ATTND_ENOSPC;
     }
@@ -22,10 +25,7 @@ attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, u
     kv_redo_put_bytes(kv, kv->tenants[i].name, fixed, sizeof(fixed));
     kv_redo_put(kv, &kv->tenants[i].quota_blocks, quota_blocks);
     kv_redo_commit(kv);
-    if (i == slots->used) {
-        slots->used++;
-        slots->live++;
-    }
+    slots->used += i == slots->used;
     *tenant = i;
     return ATTND_OK;
 }

@@ -1,9 +1,10 @@
-// Stops kvcache before every single store of a scripted run, as a kill -9 would, and looks at what
-// is left: after the newest record is applied again, the ledger must say what it said before the
-// operation, or what it says after it, to the byte of every committed row; never anything between.
+// Stops kvcache before every single store of a scripted run, as a kill -9 would, and recovers what
+// is left: it must be what there was before the operation, or what there is after it, to the byte
+// of every committed row; never anything between; and the books must balance.
 //
-// A child runs the script over memory that it shares with the parent and exits at the store; the
-// parent looks.  This target compiles kvcache with KV_CRASH_POINTS.
+// A child runs the script over memory that it shares with the parent and exits at the store; then
+// two more children begin to recover and are stopped, too; the last recovery is the parent's.  This
+// target compiles kvcache with KV_CRASH_POINTS.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -221,18 +222,41 @@ static void look(view *out) {
     out->quota = f.kv->tenants[0].quota_blocks;
 }
 
-// redo applies the newest record again.
-static void redo(void) {
-    uint32_t number = f.kv->head->published;
-    const kv_word *r = f.kv->redo + (number % 2) * kv_redo_record_words(f.kv->redo_cap);
-    ck_assert_uint_eq(r[0], number);
-    ck_assert_uint_eq((uint64_t)r[3] << 32 | r[2], kv_redo_checksum(r));
-    for (uint32_t i = 0; i < r[1]; i++) {
-        f.kv->base[r[4 + 2 * i]] = r[5 + 2 * i];
-    }
+// recover goes on with what another process left.
+static void recover(void) {
+    const kv_opts opts = fix_opts();
+    kv_recovered found;
+    int fd = dup(f.kv->fd);
+    kv_free(f.kv);
+    ATTND_CK_OK(kv_recover(&f.kv, &f.arena, &opts, fd, 100, &found, &f.info));
+    ck_assert_uint_eq(found.bad_units, 0);
+    ck_assert(!found.bad_record);
+    ck_assert_uint_eq(found.lost_models + found.lost_sessions + found.lost_seqs, 0);
 }
 
-// seq_between says whether every sequence is as it was before or as it is after.
+// ended_at runs a child that is stopped at its store number at; true when it was.
+static bool ended_at(void (*run)(uint32_t k), uint32_t k, long at) {
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        stores = 0;
+        stop_at = at;
+        run(k);
+        _exit(0);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status));
+    ck_assert(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == STOPPED);
+    return WEXITSTATUS(status) == STOPPED;
+}
+
+static void run_recovery(uint32_t k) {
+    (void)k;
+    recover();
+}
+
+// seqs_between says whether every sequence is as it was before or as it is after.
 static bool seqs_between(const view *got, const view *before, const view *after) {
     for (uint32_t i = 0; i < SEQS; i++) {
         bool as_before = memcmp(&got->seqs[i], &before->seqs[i], sizeof(got->seqs[i])) == 0 &&
@@ -246,62 +270,94 @@ static bool seqs_between(const view *got, const view *before, const view *after)
     return true;
 }
 
-// stopped_at runs operation k, which has made no store yet, up to store at; false when it ends
-// before.  The parent then sees what the child left.
-static bool stopped_at(uint32_t k, long at) {
-    pid_t child = fork();
-    ck_assert_int_ge(child, 0);
-    if (child == 0) {
-        stores = 0;
-        stop_at = at;
-        run_op(k);
-        _exit(0);
-    }
-    int status;
-    ck_assert_int_eq(waitpid(child, &status, 0), child);
-    ck_assert(WIFEXITED(status));
-    ck_assert(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == STOPPED);
-    return WEXITSTATUS(status) == STOPPED;
+static void run_one(uint32_t k) {
+    run_op(k);
 }
 
-START_TEST(kv_ledger_is_whole_after_a_stop_at_any_store) {
-    static view before, after, got;
-    long stops = 0, made = 0;
+static void run_to(uint32_t k) {
+    start();
+    for (uint32_t i = 0; i < k; i++) {
+        run_op(i);
+    }
+}
+
+static view before, after, got;
+
+// check_recovered recovers and compares; stopped: operation k was stopped at a store.
+static bool check_recovered(uint32_t k, bool stopped, bool *made) {
+    recover();
+    look(&got);
+    ck_assert_msg(kv_check_full(f.kv, &f.info), "operation %u: %s", k, f.info.text);
+    bool is_before = memcmp(&got, &before, sizeof(got)) == 0;
+    bool is_after = memcmp(&got, &after, sizeof(got)) == 0;
+    *made = is_after && !is_before;
+    return (stopped ? is_before || is_after : is_after) ||
+           (several(k) && seqs_between(&got, &before, &after));
+}
+
+// look_at fills before and after for operation k; false behind the last.
+static bool look_at(uint32_t k) {
+    run_to(k);
+    look(&before);
+    bool more = run_op(k);
+    look(&after);
+    kv_free(f.kv);
+    return more;
+}
+
+static void map_memory(void) {
     f.memory = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ck_assert_ptr_ne(f.memory, MAP_FAILED);
-    bool more = true;
-    for (uint32_t k = 0; more; k++) {
-        start();
-        for (uint32_t i = 0; i < k; i++) {
-            run_op(i);
-        }
-        look(&before);
-        more = run_op(k);
-        look(&after);
-        kv_free(f.kv);
-        bool stopped = more;
+}
+
+START_TEST(kv_recover_finds_all_after_a_stop_at_any_store) {
+    long stops = 0, committed = 0, in_recovery = 0;
+    map_memory();
+    for (uint32_t k = 0; look_at(k); k++) {
+        bool stopped = true;
         for (long at = 0; stopped; at++) {
-            start();
-            for (uint32_t i = 0; i < k; i++) {
-                run_op(i);
-            }
-            stopped = stopped_at(k, at);
-            redo();
-            redo(); // killed during recovery
-            look(&got);
-            bool is_before = memcmp(&got, &before, sizeof(got)) == 0;
-            bool is_after = memcmp(&got, &after, sizeof(got)) == 0;
-            bool good = stopped ? is_before || is_after : is_after;
-            good = good || (several(k) && seqs_between(&got, &before, &after));
+            bool made;
+            run_to(k);
+            stopped = ended_at(run_one, k, at);
+            in_recovery += ended_at(run_recovery, 0, at % 41);
+            in_recovery += ended_at(run_recovery, 0, at % 29);
+            bool good = check_recovered(k, stopped, &made);
             ck_assert_msg(good, "operation %u stopped at its store %ld", k, at);
             stops += stopped;
-            made += stopped && is_after && !is_before;
+            committed += stopped && made;
             kv_free(f.kv);
         }
     }
-    printf("kv_crash stops=%ld of which %ld had committed\n", stops, made);
-    ck_assert_int_gt(made, 0);
-    ck_assert_int_gt(stops, made);
+    printf("kv_crash stops=%ld of which %ld had committed, %ld in recovery\n", stops, committed,
+           in_recovery);
+    ck_assert_int_gt(committed, 0);
+    ck_assert_int_gt(stops, committed);
+    munmap(f.memory, ARENA_BYTES);
+}
+END_TEST
+
+// Every store of the recovery, and of the recovery after that one.
+START_TEST(kv_recover_may_be_stopped_at_any_store) {
+    enum { EVERY = 61 };
+    long stops = 0;
+    map_memory();
+    for (uint32_t k = 0; look_at(k); k++) {
+        long at = k % EVERY;
+        for (bool in_op = true; in_op; at += EVERY) {
+            bool stopped = true, made;
+            for (long n = 0; stopped; n++) {
+                run_to(k);
+                in_op = ended_at(run_one, k, at);
+                stopped = ended_at(run_recovery, 0, n);
+                stops += stopped + ended_at(run_recovery, 0, n / 2);
+                ck_assert_msg(check_recovered(k, in_op, &made),
+                              "operation %u stopped at its store %ld, recovery at %ld", k, at, n);
+                kv_free(f.kv);
+            }
+        }
+    }
+    printf("kv_crash stops in recovery=%ld\n", stops);
+    ck_assert_int_gt(stops, 0);
     munmap(f.memory, ARENA_BYTES);
 }
 END_TEST
@@ -310,7 +366,8 @@ static Suite *suite(void) {
     Suite *s = suite_create("kv_crash");
     TCase *t = tcase_create("stops");
     tcase_set_timeout(t, 110);
-    tcase_add_test(t, kv_ledger_is_whole_after_a_stop_at_any_store);
+    tcase_add_test(t, kv_recover_finds_all_after_a_stop_at_any_store);
+    tcase_add_test(t, kv_recover_may_be_stopped_at_any_store);
     suite_add_tcase(s, t);
     return s;
 }

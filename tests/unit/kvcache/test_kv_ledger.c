@@ -22,6 +22,7 @@ START_TEST(kv_ledger_arrays_are_apart_and_in_order) {
         size_t bytes;
     } arrays[] = {
         {f.kv->head, sizeof(*f.kv->head)},
+        {f.kv->head_copy, sizeof(*f.kv->head_copy)},
         {f.kv->redo, 8},
         {f.kv->tenants, o.max_tenants * sizeof(*f.kv->tenants)},
         {f.kv->models, o.max_models * sizeof(*f.kv->models)},
@@ -31,6 +32,7 @@ START_TEST(kv_ledger_arrays_are_apart_and_in_order) {
         {f.kv->values, o.max_sessions * 65 * 2 * o.max_step_seqs * 4},
         {f.kv->steps, o.max_steps * sizeof(*f.kv->steps)},
         {f.kv->seqs, o.max_seqs * sizeof(*f.kv->seqs)},
+        {f.kv->sums, f.kv->num_units * sizeof(*f.kv->sums)},
         {f.kv->lists, sizeof(*f.kv->lists)},
         {f.kv->bits, FIX_SLABS * sizeof(*f.kv->bits)},
         {f.kv->refs, FIX_BLOCKS * 4},
@@ -53,7 +55,7 @@ START_TEST(kv_ledger_is_sealed_and_says_what_it_is) {
     fix_init(&f);
     ck_assert_int_eq(ftruncate(f.kv->fd, 4096), -1);
     ck_assert_uint_eq(f.kv->head->magic, KV_LEDGER_MAGIC);
-    ck_assert_uint_eq(f.kv->head->version, 1);
+    ck_assert_uint_eq(f.kv->head->version, KV_LEDGER_VERSION);
     ck_assert_uint_eq(f.kv->head->arena_bytes, f.arena.bytes);
     ck_assert_uint_eq(f.kv->head->opts.max_seqs, 64);
     fix_fini(&f);

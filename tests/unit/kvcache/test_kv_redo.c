@@ -73,13 +73,14 @@ START_TEST(kv_redo_checksum_sees_every_bit) {
     kv_redo_put(f.kv, &f.kv->values[0], 77);
     kv_redo_put(f.kv, &f.kv->values[1], 78);
     kv_redo_commit(f.kv);
-    kv_word copy[8], words[] = {0, 1, 4, 5, 6, 7};
+    kv_word copy[12], words[] = {0, 1, 4, 5, 6, 7, 8, 9, 10, 11};
     memcpy(copy, record(f.kv->head->published), sizeof(copy));
+    ck_assert_uint_eq(copy[1], 4); // two of ours, and the checksum of their unit
     uint64_t good = kv_redo_checksum(copy);
     for (size_t w = 0; w < sizeof(words) / sizeof(words[0]); w++) {
         for (int bit = 0; bit < 32; bit++) {
             copy[words[w]] ^= UINT32_C(1) << bit;
-            bool longer = copy[1] > 2; // would be read past the copy
+            bool longer = copy[1] > 4; // would be read past the copy
             ck_assert(longer || kv_redo_checksum(copy) != good);
             copy[words[w]] ^= UINT32_C(1) << bit;
         }
