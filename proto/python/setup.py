@@ -57,7 +57,8 @@ class AnyPython(bdist_wheel):
 
 class SourcesToo(sdist):
     def make_release_tree(self, base_dir, files):
-        super().make_release_tree(base_dir, files)
+        # Sources of the "extension" outside of this folder would land outside of the tree.
+        super().make_release_tree(base_dir, [f for f in files if not f.startswith("..")])
         for path in [*C_FILES, ROOT / "CMakeLists.txt", ROOT / "LICENSE"]:
             to = Path(base_dir, "csrc", path.relative_to(ROOT))
             to.parent.mkdir(parents=True, exist_ok=True)
