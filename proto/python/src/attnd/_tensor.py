@@ -89,6 +89,10 @@ def take(
     field: str, obj: Any, dtype: str, shape: Tuple[int, int, int], out: bool = False
 ) -> Tensor:
     """take checks a tensor [rows, heads, dim].  An output must be writable and contiguous."""
+    if type(obj) is np.ndarray and obj.dtype is NUMPY[dtype] and obj.shape == shape:
+        flags = obj.flags  # what most arrays are like takes no longer way
+        if flags.c_contiguous and flags.aligned and (flags.writeable or not out):
+            return Tensor(obj.__array_interface__["data"][0], 0, 0, obj)
     t = _look(field, obj)
     if t.dtype != dtype:
         raise invalid(field, f"type {t.dtype}, it must be {dtype}")
