@@ -104,7 +104,7 @@ unit_file() {
 
 python_packages() {
     python3 -m venv build/venv &&
-        build/venv/bin/python -m pip install -q build numpy ml_dtypes pytest mypy
+        build/venv/bin/python -m pip install -q build numpy ml_dtypes pytest mypy pynng
 }
 
 python_wheel() {

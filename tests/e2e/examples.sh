@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 # Runs the README's first requests, C and Python, against a daemon of their own.
-#     examples.sh BUILD_DIR c|python
-# The Python one needs the package attnd ($PYTHON names an interpreter that has it); without it: exit
-# 77, skipped.
+#     examples.sh BUILD_DIR c|python|wire
+# python needs the package attnd, wire needs pynng ($PYTHON names an interpreter that has them);
+# without it: exit 77, skipped.
 set -euo pipefail
 build=$1 which=$2
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
-if [ "$which" = python ] && ! "$python" -c 'import attnd' 2>/dev/null; then
-    echo "skipped: $python has no attnd"
+case $which in
+c) needs= ;;
+python) needs=attnd ;;
+wire) needs=pynng ;;
+*) echo "usage: examples.sh BUILD_DIR c|python|wire" && exit 2 ;;
+esac
+if [ -n "$needs" ] && ! "$python" -c "import $needs" 2>/dev/null; then
+    echo "skipped: $python has no $needs"
     exit 77
 fi
 
@@ -25,7 +31,7 @@ done
 case $which in
 c) "$build/attnd-example" "ipc://$dir/attnd.sock" ;;
 python) "$python" "$source_dir/proto/python/example.py" "ipc://$dir/attnd.sock" ;;
-*) echo "usage: examples.sh BUILD_DIR c|python" && exit 2 ;;
+wire) "$python" "$source_dir/proto/python/example_wire.py" "ipc://$dir/attnd.sock" ;;
 esac
 kill "$daemon"
 wait "$daemon" # the daemon's own exit status counts too
