@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the CUDA kernels on a machine that has nvcc, CMake and a GPU (no library is needed), runs
-# the GPU tests, memcheck on a part of them, and the decode benchmark beside cuDNN through PyTorch's
-# SDPA, and prints the ratios last.  Full figures are under build/gpu (or $OUT).
+# the GPU tests, memcheck on a part of them, and the decode and prefill benchmarks beside cuDNN through
+# PyTorch's SDPA, and prints the ratios last.  Full figures are under build/gpu (or $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -17,7 +17,7 @@ cmake -S . -B $build -DATTND_KERNELS_ONLY=ON -DCMAKE_BUILD_TYPE=Release -DCMAKE_
     >"$out/build.txt" 2>&1 &&
     cmake --build $build -j "$(nproc)" >>"$out/build.txt" 2>&1 || { tail -n 30 "$out/build.txt"; exit 1; }
 
-for kernel in bulk portable; do
+for kernel in bulk portable prefill default; do
     say "tests: $kernel"
     timeout 120 $build/tests/test_conformance_cuda --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 || failed=1
     grep -v 'error / bound' "$out/tests_$kernel.txt" | cut -c1-200 | tail -n 16
@@ -25,19 +25,25 @@ done
 
 if command -v compute-sanitizer >/dev/null; then
     say "memcheck"
-    timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 $build/tests/test_conformance_cuda \
-        --kernel bulk --short >"$out/memcheck.txt" 2>&1 || failed=1
-    tail -n 1 "$out/memcheck.txt"
+    for kernel in bulk prefill; do
+        timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 \
+            $build/tests/test_conformance_cuda --kernel $kernel --short >"$out/memcheck_$kernel.txt" 2>&1 || failed=1
+        tail -n 1 "$out/memcheck_$kernel.txt"
+    done
 fi
 
 say "benchmark"
 timeout 90 $build/tests/bench_cuda ${1:+--lengths "$1"} >"$out/bench.txt" 2>&1 || failed=1
 grep -E '^(read|append|ragged)' "$out/bench.txt" | cut -c1-140
+timeout 90 $build/tests/bench_cuda --grid prefill --read-bytes 0 --reps 11 >"$out/prefill.txt" 2>&1 || failed=1
+grep -E '^(prefix|append)' "$out/prefill.txt" | cut -c1-140
 
 if python3 -c 'import torch' 2>/dev/null; then
     timeout 90 python3 tests/conformance/cuda/peers.py --backends cudnn >"$out/peers.txt" 2>&1 || failed=1
+    timeout 90 python3 tests/conformance/cuda/peers.py --grid prefill --backends cudnn --reps 11 \
+        >"$out/peers_prefill.txt" 2>&1 || failed=1
 else
-    echo "peers are left out: no PyTorch" >"$out/peers.txt"
+    echo "peers are left out: no PyTorch" | tee "$out/peers.txt" >"$out/peers_prefill.txt"
 fi
 
 say "decode, attnd beside cuDNN on a dense cache"
@@ -53,5 +59,21 @@ awk -F'|' '
             printf peer ? "  cuDNN %9.2f us  ratio %.3f\n" : "\n", peer, peer ? time[i] / peer : 0
         }
     }' "$out/peers.txt" "$out/bench.txt"
+say "prefill, 16384 tokens in all, TFLOP/s of attnd (the last column: block of tokens) and of cuDNN"
+awk -F'|' '
+    function rate(text, part) { split(text, part, " "); return part[1] }
+    function shape(text, part) { split(text, part, " "); return part[1] " " part[2] " " part[3] " " part[4] " " part[5] }
+    /^cudnn/ { sub(/^cudnn */, ""); cudnn[shape($1)] = rate($3) }
+    /^(causal|full)/ {
+        n++; name[n] = shape($1); own[n] = rate($3); block[n] = $1; sub(/.* block/, "block ", block[n])
+    }
+    END {
+        for (i = 1; i <= n; i++) {
+            peer = cudnn[name[i]]
+            printf "%-32s %7.1f", name[i], own[i]
+            printf peer ? "  cuDNN %7.1f  ratio %.3f" : "", peer, peer ? own[i] / peer : 0
+            printf "  %s\n", block[i]
+        }
+    }' "$out/peers_prefill.txt" "$out/prefill.txt"
 [ "$failed" -eq 0 ] && echo "all passed" || echo "FAILED"
 exit "$failed"

@@ -1,19 +1,24 @@
 // The GPU engine's host side: a device, its workspace, the plans, the launch.  C against the CUDA
-// runtime; the kernels are the instances that CMake lists in attn_decode_kernels.inc.
+// runtime; the kernels are the instances that CMake lists in attn_decode_kernels.inc and
+// attn_prefill_kernels.inc.
 //
 // Threads: plans of one engine may be set by different threads; uploads and launches go into
 // streams, and launches of one engine must follow each other, because they share the workspace.
 // Every call makes the engine's device the calling thread's current one.
 #include <cuda_runtime_api.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attention/cuda/attn_cuda.h"
 #include "attention/cuda/attn_cuda_plan.h"
 #include "attention/cuda/decode_instance.h"
+#include "attention/cuda/prefill_instance.h"
+#include "attention/cuda/prefill_map.h"
 
 enum {
     WORKSPACE_BYTES = 64 << 20,
+    PREPARE_CTAS = 4,    // an SM, of the small kernel before prefill
     MIN_PART_TILES = 16, // fewer tiles than this take less time than merging one more part
 };
 
@@ -46,23 +51,57 @@ static const instance instances[] = {
     {NULL, false, 0, ATTND_F32, NULL},
 };
 
+typedef struct prefill_instance {
+    const char *name;
+    int32_t head_dim;
+    attnd_dtype dtype;
+    prefill_kernel_fn (*get)(void);
+} prefill_instance;
+
+#define ATTN_PREFILL_KERNEL(fn, is_bulk, head_dim, dtype) prefill_kernel_fn fn(void);
+#include "attn_prefill_kernels.inc"
+#undef ATTN_PREFILL_KERNEL
+
+static const prefill_instance prefill_instances[] = {
+#define ATTN_PREFILL_KERNEL(fn, is_bulk, head_dim, dtype) {#fn, head_dim, dtype, fn},
+#include "attn_prefill_kernels.inc"
+#undef ATTN_PREFILL_KERNEL
+    {NULL, 0, ATTND_F32, NULL},
+};
+
 struct attn_cuda {
     int device;
     bool is_bulk;
+    int32_t prefill_rows; // 0 = no prefill kernel
     uint32_t num_ctas;
     uint32_t min_part_tiles;
     uint64_t workspace_bytes;
-    float *workspace; // device, all bytes 0xff between launches
+    float *workspace;   // device, all bytes 0xff between launches
+    float *angles;      // device, workspace_bytes, for prefill
+    uint32_t *counters; // device, [2], 0 between launches
 };
+
+// plan_memory is the plans of both kernels: heads, then what the decode kernel reads, and at
+// prefill.ends_at what the prefill kernel reads.
+typedef struct plan_memory {
+    attn_prefill_head prefill;
+    attn_cuda_head decode;
+} plan_memory;
 
 struct attn_cuda_plan {
     attn_cuda *cuda;
     attn_shape shape;
     const instance *kernel;
     attn_cuda_kernel_fn fn;
+    const prefill_instance *prefill; // NULL = all rows are decoded
+    prefill_kernel_fn prefill_fn;
+    prefill_map map;
+    uint64_t map_base;
+    uint32_t max_records;
     attn_cuda_limits limits;
-    attn_cuda_head *host;   // pinned
-    attn_cuda_head *device; // the same, for the kernel
+    uint32_t kernels;    // that the plan needs
+    plan_memory *host;   // pinned
+    plan_memory *device; // the same, for the kernels
 };
 
 static attnd_err cuda_failed(cudaError_t code, const char *call, attnd_errinfo *info) {
@@ -119,6 +158,12 @@ attnd_err attn_cuda_create(attn_cuda **out, const attn_cuda_opts *opts, attnd_er
         goto fail;
     }
     cuda->num_ctas = (uint32_t)prop.multiProcessorCount;
+    if (cuda->is_bulk && prop.major == 9 && prop.minor == 0 && opts->prefill_rows >= 0) {
+        cuda->prefill_rows = opts->prefill_rows > 0 ? opts->prefill_rows : ATTN_PREFILL_LEAST_ROWS;
+        ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->angles, cuda->workspace_bytes));
+        ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->counters, 2 * sizeof(*cuda->counters)));
+        ATTN_TRY_CUDA(cudaMemset(cuda->counters, 0, 2 * sizeof(*cuda->counters)));
+    }
     ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->workspace, cuda->workspace_bytes));
     ATTN_TRY_CUDA(cudaMemset(cuda->workspace, 0xff, cuda->workspace_bytes));
     ATTN_TRY_CUDA(cudaDeviceSynchronize());
@@ -133,6 +178,8 @@ void attn_cuda_free(attn_cuda *cuda) {
     if (cuda) {
         (void)cudaSetDevice(cuda->device);
         (void)cudaFree(cuda->workspace);
+        (void)cudaFree(cuda->angles);
+        (void)cudaFree(cuda->counters);
         free(cuda);
     }
 }
@@ -153,6 +200,50 @@ static const instance *find_instance(const attn_cuda *cuda, const attn_shape *sh
     return NULL;
 }
 
+// run_tokens_log2 is how many tokens of one head lie side by side for sure, up to 2^most_log2.
+static int32_t run_tokens_log2(const attn_shape *s, int32_t most_log2) {
+    int32_t log2 = 0;
+    while (log2 < most_log2 && s->block_tokens % (2 << log2) == 0) {
+        log2++;
+    }
+    return log2;
+}
+
+static int32_t exact_log2(int32_t x) {
+    return (x & (x - 1)) == 0 ? __builtin_ctz((uint32_t)x) : -1;
+}
+
+// set_prefill finds the prefill kernel of a plan's shape and makes its map.
+static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_errinfo *info) {
+    const attn_cuda *cuda = plan->cuda;
+    attnd_err err = ATTND_OK;
+    const prefill_instance *i = prefill_instances;
+    while (i->name && (i->head_dim != plan->shape.head_dim || i->dtype != plan->shape.q_dtype)) {
+        i++;
+    }
+    if (!i->name || cuda->prefill_rows == 0) {
+        return ATTND_OK;
+    }
+    plan->prefill = i;
+    plan->prefill_fn = i->get();
+    plan->limits.prefill = (attn_prefill_limits){.max_records = max_records,
+                                                 .tile_rows = plan->prefill_fn.tile_rows,
+                                                 .least_rows = cuda->prefill_rows,
+                                                 .max_angles = cuda->workspace_bytes / 8};
+    ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->prefill_fn.function,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)plan->prefill_fn.shared_bytes));
+    return prefill_map_make(&plan->map, &plan->map_base, plan->shape.head_dim,
+                            run_tokens_log2(&plan->shape, 7), info);
+fail:
+    return err;
+}
+
+// decode_bytes is what of plan_memory the decode kernel's plan takes, and the heads.
+static uint64_t decode_bytes(const attn_cuda_plan *plan, uint32_t num_records) {
+    return offsetof(plan_memory, decode) + attn_cuda_plan_bytes(plan->limits.num_ctas, num_records);
+}
+
 attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
                                 uint32_t max_records, attnd_errinfo *info) {
     attnd_err err = attn_cuda_check_shape(shape, info);
@@ -170,6 +261,8 @@ attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const att
         return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for the plan");
     }
     plan->cuda = cuda;
+    plan->max_records = max_records;
+    plan->kernels = ATTN_CUDA_DECODE;
     plan->shape = *shape;
     plan->kernel = kernel;
     plan->fn = kernel->get();
@@ -177,8 +270,13 @@ attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const att
                                       .max_records = max_records,
                                       .slot_floats = cuda->workspace_bytes / sizeof(float),
                                       .min_part_tiles = cuda->min_part_tiles};
-    size_t bytes = attn_cuda_plan_bytes(cuda->num_ctas, max_records);
     ATTN_TRY_CUDA(cudaSetDevice(cuda->device));
+    err = set_prefill(plan, max_records, info);
+    if (err != ATTND_OK) {
+        goto fail;
+    }
+    size_t bytes =
+        decode_bytes(plan, max_records) + (plan->prefill ? attn_prefill_bytes(max_records) : 0);
     ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->fn.function,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)plan->fn.shared_bytes));
@@ -203,47 +301,117 @@ void attn_cuda_plan_free(attn_cuda_plan *plan) {
     }
 }
 
+uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan) {
+    return plan->kernels;
+}
+
+// say tells what will run.
+static void say(const attn_cuda_plan *plan, attn_choice *choice) {
+    if ((plan->kernels & ATTN_CUDA_PREFILL) == 0) {
+        choice->kernel = plan->kernel->name;
+        choice->why = plan->prefill ? "few query rows a KV head, or forced splits"
+                                    : "no prefill kernel for this GPU, or turned off";
+        return;
+    }
+    bool both = (plan->kernels & ATTN_CUDA_DECODE) != 0;
+    choice->kernel = both ? "cuda_prefill_and_decode" : plan->prefill->name;
+    choice->why = both ? "rows of many query tokens, and rows of few"
+                       : "many query rows a KV head, or a mask that only prefill takes";
+}
+
 attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_choice *choice,
                              attnd_errinfo *info) {
     memset(plan->host, 0, sizeof(*plan->host));
+    plan->kernels = ATTN_CUDA_DECODE;
     if (memcmp(&plan->shape, &p->shape, sizeof(plan->shape)) != 0) {
         return attnd_fail(info, ATTND_EINVAL, "shape", "the plan was created for another shape");
     }
-    attnd_err err = attn_cuda_plan_make(plan->host, p, &plan->limits, choice, info);
-    if (err == ATTND_OK && choice) {
-        choice->kernel = plan->kernel->name;
+    attnd_err err = attn_cuda_plan_make(&plan->host->decode, p, &plan->limits, choice, info);
+    if (err == ATTND_OK && plan->prefill) {
+        uint32_t ends_at = (uint32_t)decode_bytes(plan, plan->max_records);
+        err = attn_prefill_make(&plan->host->prefill, ends_at, p, &plan->limits.prefill, info);
     }
-    return err;
+    if (err != ATTND_OK) {
+        memset(plan->host, 0, sizeof(*plan->host));
+        return err;
+    }
+    uint32_t num_prefills = plan->host->prefill.num_records;
+    plan->kernels =
+        (plan->host->prefill.num_units > 0 ? ATTN_CUDA_PREPARE : 0) |
+        (num_prefills > 0 ? ATTN_CUDA_PREFILL : 0) |
+        (plan->host->decode.num_records > 0 || num_prefills == 0 ? ATTN_CUDA_DECODE : 0);
+    if (choice) {
+        say(plan, choice);
+    }
+    return ATTND_OK;
 }
 
 attnd_err attn_cuda_plan_upload(attn_cuda_plan *plan, void *stream, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
-    size_t bytes = attn_cuda_plan_bytes(plan->cuda->num_ctas, plan->host->num_records);
+    const attn_prefill_head *prefill = &plan->host->prefill;
     ATTN_TRY_CUDA(cudaSetDevice(plan->cuda->device));
-    ATTN_TRY_CUDA(cudaMemcpyAsync(plan->device, plan->host, bytes, cudaMemcpyHostToDevice,
-                                  (cudaStream_t)stream));
+    ATTN_TRY_CUDA(cudaMemcpyAsync(plan->device, plan->host,
+                                  decode_bytes(plan, plan->host->decode.num_records),
+                                  cudaMemcpyHostToDevice, (cudaStream_t)stream));
+    if (prefill->num_records > 0) {
+        ATTN_TRY_CUDA(cudaMemcpyAsync((char *)plan->device + prefill->ends_at,
+                                      (char *)plan->host + prefill->ends_at,
+                                      attn_prefill_bytes(prefill->num_records),
+                                      cudaMemcpyHostToDevice, (cudaStream_t)stream));
+    }
     return ATTND_OK;
 fail:
     return err;
 }
 
-// run_tokens_log2 is how many tokens of one head lie side by side for sure, as far as a stage goes.
-static int32_t run_tokens_log2(const attn_shape *s) {
-    int32_t log2 = 0;
-    while (s->block_tokens % (2 << log2) == 0 && (2 << log2) <= 64) {
-        log2++;
-    }
-    return log2;
+// start launches a kernel that may begin before the one before it in the stream has ended, and
+// waits for it by itself.
+static cudaError_t start(const void *function, uint32_t ctas, int32_t threads,
+                         uint32_t shared_bytes, void *args, bool is_early, void *stream) {
+    void *list[] = {args};
+    cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+                                     .val = {.programmaticStreamSerializationAllowed = 1}};
+    cudaLaunchConfig_t config = {.gridDim = {ctas, 1, 1},
+                                 .blockDim = {(uint32_t)threads, 1, 1},
+                                 .dynamicSmemBytes = shared_bytes,
+                                 .stream = (cudaStream_t)stream,
+                                 .attrs = &attribute,
+                                 .numAttrs = is_early};
+    return cudaLaunchKernelExC(&config, function, list);
 }
 
-static int32_t exact_log2(int32_t x) {
-    return (x & (x - 1)) == 0 ? __builtin_ctz((uint32_t)x) : -1;
-}
-
-attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *info) {
+static attnd_err launch_prefill(attn_cuda_plan *plan, void *stream, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
     const attn_shape *s = &plan->shape;
-    decode_args args = {.plan = plan->device,
+    const prefill_kernel_fn *fn = &plan->prefill_fn;
+    prefill_args args = {.map = plan->map,
+                         .map_base = plan->map_base,
+                         .plan = &plan->device->prefill,
+                         .counters = plan->cuda->counters,
+                         .angles = plan->cuda->angles,
+                         .block_stride = s->block_stride,
+                         .k_head_bytes = s->stride_k_head * 2,
+                         .v_head_bytes = s->stride_v_head * 2,
+                         .block_tokens = s->block_tokens,
+                         .kv_heads = s->kv_heads,
+                         .group = s->q_heads / s->kv_heads,
+                         .block_tokens_log2 = exact_log2(s->block_tokens),
+                         .run_log2 = run_tokens_log2(s, 7)};
+    if (plan->kernels & ATTN_CUDA_PREPARE) {
+        ATTN_TRY_CUDA(start(fn->prepare, PREPARE_CTAS * plan->cuda->num_ctas, fn->prepare_threads,
+                            0, &args, true, stream));
+    }
+    ATTN_TRY_CUDA(start(fn->function, plan->cuda->num_ctas, fn->threads, fn->shared_bytes, &args,
+                        true, stream));
+    return ATTND_OK;
+fail:
+    return err;
+}
+
+static attnd_err launch_decode(attn_cuda_plan *plan, void *stream, attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    const attn_shape *s = &plan->shape;
+    decode_args args = {.plan = &plan->device->decode,
                         .slots = plan->cuda->workspace,
                         .block_stride = s->block_stride,
                         .k_head_bytes = s->stride_k_head * 2,
@@ -252,19 +420,24 @@ attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *in
                         .kv_heads = s->kv_heads,
                         .group = s->q_heads / s->kv_heads,
                         .block_tokens_log2 = exact_log2(s->block_tokens),
-                        .run_tokens_log2 = run_tokens_log2(s)};
-    void *list[] = {&args};
-    ATTN_TRY_CUDA(cudaSetDevice(plan->cuda->device));
-    cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
-                                     .val = {.programmaticStreamSerializationAllowed = 1}};
-    cudaLaunchConfig_t config = {.gridDim = {plan->cuda->num_ctas, 1, 1},
-                                 .blockDim = {(uint32_t)plan->fn.threads, 1, 1},
-                                 .dynamicSmemBytes = plan->fn.shared_bytes,
-                                 .stream = (cudaStream_t)stream,
-                                 .attrs = &attribute,
-                                 .numAttrs = plan->cuda->is_bulk};
-    ATTN_TRY_CUDA(cudaLaunchKernelExC(&config, plan->fn.function, list));
+                        .run_tokens_log2 = run_tokens_log2(s, 6)};
+    ATTN_TRY_CUDA(start(plan->fn.function, plan->cuda->num_ctas, plan->fn.threads,
+                        plan->fn.shared_bytes, &args, plan->cuda->is_bulk, stream));
     return ATTND_OK;
+fail:
+    return err;
+}
+
+attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    ATTN_TRY_CUDA(cudaSetDevice(plan->cuda->device));
+    if (plan->kernels & ATTN_CUDA_PREFILL) {
+        err = launch_prefill(plan, stream, info);
+    }
+    if (err == ATTND_OK && (plan->kernels & ATTN_CUDA_DECODE)) {
+        err = launch_decode(plan, stream, info);
+    }
+    return err;
 fail:
     return err;
 }

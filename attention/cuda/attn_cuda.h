@@ -4,24 +4,33 @@
 // A launch goes in three steps, so that the middle ones cost nothing in a captured graph:
 //     attn_cuda_plan_set     host only: checks the rows, cuts them, writes the plan
 //     attn_cuda_plan_upload  copies the plan to the device, in the stream
-//     attn_cuda_launch       one kernel, one constant grid, in the stream
+//     attn_cuda_launch       the kernels that the plan needs, each one constant grid, in the stream
 // A graph that captured attn_cuda_launch replays with whatever plan was uploaded last: other rows,
-// other lengths, other tables, the same shape.  attn_cuda_run does all three.
+// other lengths, other tables, the same shape, and no other kernels than the plan needed that was
+// set when it was captured (attn_cuda_plan_kernels).  attn_cuda_run does all three.
 //
-// Which memory: `params`, `params.rows` and each `attn_rope` lie in host memory and are read by
-// attn_cuda_plan_set alone.  All arrays that a row points to (q, out, lse, k_new, v_new, table,
-// sinks, alibi_slopes, inv_freq, positions, tree_mask) and the pool are device memory, read by the
-// kernel.  So the host cannot look into tables and masks here: whoever takes them from a client
-// checks a copy first (attn_check with host copies of the arrays).
+// Which memory: `params`, `params.rows` and each `attn_rope` and `attn_block_mask` lie in host
+// memory and are read by attn_cuda_plan_set alone.  All arrays that a row points to (q, out, lse,
+// k_new, v_new, table, sinks, alibi_slopes, inv_freq, positions, masks) and the pool are device
+// memory, read by the kernel.  So the host cannot look into tables and masks here: whoever takes
+// them from a client checks a copy first (attn_check with host copies of the arrays).
 //
 // What the kernel wants, refused by name otherwise (ATTND_ENOTSUP):
 //     head_dim = v_head_dim = 64 or 128; q_dtype = kv_dtype = BF16 or F16
 //     block_tokens a multiple of 16; head-major blocks: stride_k_token = stride_v_token = head_dim
 //     pool, block_stride, k_offset, v_offset and head strides aligned to 16 bytes; q, k_new, v_new
 //     and out and their strides too
-//     no block_mask, no k_scale, v_scale; tree_mask up to q_len 32
-// Any q_len works; query rows (tokens * group) are taken in records of up to 64, each of which
-// reads the keys that it sees, so that this is the kernel for q_len up to 8.
+//     no k_scale, v_scale; with a block mask, or a tree mask of more than 32 tokens, no forced
+//     splits
+//
+// Two kernels share out the rows of a launch:
+//     decode   cuts the keys of a row over the SMs (append and RoPE in the same kernel).  Query
+//              rows (tokens * q_heads / kv_heads) are taken in records of up to 64, each of which
+//              reads the keys that it sees.  Rows of few tokens, and all rows with num_splits.
+//     prefill  cuts the query rows, for rows of many tokens, and all rows with a block mask or a
+//              tree mask of more than 32 tokens.  sm_90a only: on other GPUs decode takes all rows
+//              and those masks are refused.  A small kernel before it appends and rotates.  Keys
+//              of a row are added up in one order, so its bits depend on nothing else.
 //
 // A row must not attend to tokens that another row of the same launch appends.
 #ifndef ATTND_ATTENTION_CUDA_ATTN_CUDA_H
@@ -41,6 +50,9 @@ typedef struct attn_cuda_opts {
     uint64_t workspace_bytes; // device memory for states of split rows; 0 = 64 MiB
     const char *kernel;       // "bulk" (sm_90 up), "portable" (sm_80 up); NULL = the best there is
     int32_t min_part_tiles;   // a row is not cut into parts of fewer tiles of 16 keys; 0 = default
+    // Rows of that many query rows a KV head (q_len * q_heads / kv_heads) are prefilled; 0 =
+    // default, -1 = none are, and what needs it is refused.
+    int32_t prefill_rows;
 } attn_cuda_opts;
 
 // attn_cuda_create makes an engine on a device, in its primary context.  opts may be NULL.
@@ -53,8 +65,9 @@ attnd_err attn_cuda_create(attn_cuda **out, const attn_cuda_opts *opts, attnd_er
 void attn_cuda_free(attn_cuda *cuda);
 
 // attn_cuda_plan_create makes room for plans of up to max_records records over one shape: pinned
-// host memory and device memory of 304 bytes a record.  A row needs one record, and one more for
-// each further 64 of its query rows (q_count * q_heads / kv_heads).  ATTND_EINVAL and ATTND_ENOTSUP
+// host memory and device memory of some 700 bytes a record.  A row needs one record; a row that is
+// decoded, one more for each further 64 of its query rows (q_count * q_heads / kv_heads).
+// ATTND_EINVAL and ATTND_ENOTSUP
 // with the field of a shape that is wrong or not supported, ATTND_ENOMEM, ATTND_ECUDA.  The caller
 // owns *out: attn_cuda_plan_free, before attn_cuda_free.
 attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
@@ -66,15 +79,23 @@ void attn_cuda_plan_free(attn_cuda_plan *plan);
 // attn_cuda_plan_set checks and plans a launch.  It touches host memory only and does not allocate;
 // an upload of the plan must have ended.  *choice (may be NULL) says what will run.  ATTND_EINVAL
 // or ATTND_ENOTSUP with the field; ATTND_EMSGSIZE when the rows need more than max_records records
-// or (deterministic, forced splits) more than workspace_bytes.  A refused plan leaves the plan
-// empty.
+// or (deterministic, forced splits; RoPE's angles of rows that are prefilled: 4 * rotary_dim bytes
+// a token) more than workspace_bytes.  A refused plan leaves the plan empty.
 attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_choice *choice,
                              attnd_errinfo *info);
 
 // attn_cuda_plan_upload copies the plan to the device in stream order.  ATTND_ECUDA.
 attnd_err attn_cuda_plan_upload(attn_cuda_plan *plan, void *stream, attnd_errinfo *info);
 
-// attn_cuda_launch starts the kernel in stream order.  Launches of one engine share its workspace:
+// attn_cuda_plan_kernels returns which kernels the plan needs that was set last, as a set of bits.
+enum {
+    ATTN_CUDA_DECODE = 1 << 0, // also when there are no rows
+    ATTN_CUDA_PREPARE = 1 << 1,
+    ATTN_CUDA_PREFILL = 1 << 2,
+};
+uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan);
+
+// attn_cuda_launch starts the kernels in stream order.  Launches of one engine share its workspace:
 // they must follow each other, in one stream or by events.  ATTND_ECUDA with the code in detail
 // when the launch is refused; an error of the kernel itself shows at the next synchronisation.
 attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *info);

@@ -86,7 +86,27 @@ static attnd_err check_lengths(const attn_shape *s, const attn_row *row, uint32_
     return ATTND_OK;
 }
 
-static attnd_err check_logits(const attn_shape *s, const attn_row *row, uint32_t i,
+// check_masks checks the masks that are lists.  prefill: whether there is a kernel for all of them.
+static attnd_err check_masks(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
+                             attnd_errinfo *info) {
+    const attn_block_mask *mask = row->block_mask;
+    bool is_long_tree = row->tree_mask && row->q_len > ATTN_CUDA_TREE_TOKENS;
+    FAIL_IF(mask && !prefill, ATTND_ENOTSUP, "block_mask",
+            "row %u: the CUDA kernels for this GPU take no block mask", i);
+    FAIL_IF(is_long_tree && !prefill, ATTND_ENOTSUP, "tree_mask",
+            "row %u: the CUDA kernels for this GPU take a tree mask up to q_len %d, not %d", i,
+            ATTN_CUDA_TREE_TOKENS, row->q_len);
+    FAIL_IF((mask || is_long_tree) && p->num_splits != 0, ATTND_ENOTSUP, "num_splits",
+            "row %u: with a %s the CUDA kernels take no forced splits", i,
+            mask ? "block mask" : "tree mask of more than 32 tokens");
+    FAIL_IF(mask && mask->q_block < 1, ATTND_EINVAL, "q_block", "row %u: q_block %d is less than 1",
+            i, mask->q_block);
+    FAIL_IF(mask && (!mask->start || !mask->kv_blocks), ATTND_EINVAL, "block_mask",
+            "row %u: a list of the block mask is NULL", i);
+    return ATTND_OK;
+}
+
+static attnd_err check_logits(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
                               attnd_errinfo *info) {
     FAIL_IF(row->flags & ~(uint32_t)ATTN_FLAGS, ATTND_EINVAL, "flags", "row %u: unknown flags 0x%x",
             i, row->flags);
@@ -99,17 +119,13 @@ static attnd_err check_logits(const attn_shape *s, const attn_row *row, uint32_t
             "row %u: window_right %d, -1 is unbounded", i, row->window_right);
     FAIL_IF(row->k_scale || row->v_scale, ATTND_EINVAL, row->k_scale ? "k_scale" : "v_scale",
             "row %u: scales are for f8e4m3 only", i);
-    FAIL_IF(row->block_mask, ATTND_ENOTSUP, "block_mask",
-            "row %u: the CUDA kernels take no block mask", i);
-    FAIL_IF(row->tree_mask && row->q_len > ATTN_CUDA_TREE_TOKENS, ATTND_ENOTSUP, "tree_mask",
-            "row %u: the CUDA kernels take a tree mask up to q_len %d, not %d", i,
-            ATTN_CUDA_TREE_TOKENS, row->q_len);
+    TRY(check_masks(p, row, prefill, i, info));
     const attn_rope *rope = row->rope;
     FAIL_IF(rope && (rope->rotary_dim < 2 || rope->rotary_dim % 2 != 0 ||
-                     rope->rotary_dim > s->head_dim),
+                     rope->rotary_dim > p->shape.head_dim),
             ATTND_EINVAL, "rotary_dim",
             "row %u: rotary_dim %d is not even and from 2 to head_dim %d", i, rope->rotary_dim,
-            s->head_dim);
+            p->shape.head_dim);
     FAIL_IF(rope && !rope->inv_freq, ATTND_EINVAL, "inv_freq", "row %u: inv_freq is NULL", i);
     FAIL_IF(rope && !isfinite(rope->attention_factor), ATTND_EINVAL, "attention_factor",
             "row %u: attention_factor is not finite", i);
@@ -128,10 +144,10 @@ static attnd_err check_tensor(const char *field, const void *data, int64_t strid
     return ATTND_OK;
 }
 
-static attnd_err check_row(const attn_params *p, const attn_row *row, uint32_t i,
+static attnd_err check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
                            attnd_errinfo *info) {
     TRY(check_lengths(&p->shape, row, i, info));
-    TRY(check_logits(&p->shape, row, i, info));
+    TRY(check_logits(p, row, prefill, i, info));
     if (row->q_count > 0) {
         TRY(check_tensor("q", row->q, row->stride_q_token, row->stride_q_head, i, info));
         TRY(check_tensor("out", row->out, row->stride_out_token, row->stride_out_head, i, info));
@@ -446,8 +462,11 @@ attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
                .scale_log2 = (float)(LOG2_E / sqrt((double)p->shape.head_dim))};
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < p->num_rows && err == ATTND_OK; i++) {
-        err = check_row(p, &p->rows[i], i, info);
-        err = err == ATTND_OK ? add_row(&m, &p->rows[i], info) : err;
+        const attn_row *row = &p->rows[i];
+        err = check_row(p, row, limits->prefill.least_rows > 0, i, info);
+        if (err == ATTND_OK && !attn_prefill_takes(p, row, &limits->prefill)) {
+            err = add_row(&m, row, info);
+        }
     }
     uint32_t max_parts = 0;
     uint64_t line = cut_all(&m, &max_parts);

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 
 #include "attention/attn.h"
+#include "attention/cuda/attn_prefill.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -101,6 +102,7 @@ typedef struct attn_cuda_limits {
     uint32_t max_records;
     uint64_t slot_floats; // of the workspace
     uint32_t min_part_tiles;
+    attn_prefill_limits prefill; // least_rows 0: all rows are decoded
 } attn_cuda_limits;
 
 static inline attn_cuda_start *attn_cuda_starts(attn_cuda_head *head) {
@@ -120,8 +122,9 @@ static inline uint64_t attn_cuda_plan_bytes(uint32_t num_ctas, uint32_t num_reco
 // attn_cuda_check_shape says whether the kernel takes a shape.  ATTND_EINVAL, ATTND_ENOTSUP.
 attnd_err attn_cuda_check_shape(const attn_shape *shape, attnd_errinfo *info);
 
-// attn_cuda_plan_make checks the rows and writes the plan to *head, which has room for max_records
-// records behind the starts, aligned to 16.  Errors: see attn_cuda_plan_set.
+// attn_cuda_plan_make checks all rows and writes the plan of those that the prefill kernel does not
+// take to *head, which has room for max_records records behind the starts, aligned to 16.  Errors:
+// see attn_cuda_plan_set.
 attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
                               const attn_cuda_limits *limits, attn_choice *choice,
                               attnd_errinfo *info);

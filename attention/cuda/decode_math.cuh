@@ -20,6 +20,7 @@
 #ifndef ATTND_ATTENTION_CUDA_DECODE_MATH_CUH
 #define ATTND_ATTENTION_CUDA_DECODE_MATH_CUH
 
+#include "attention/cuda/attn_math.cuh"
 #include "attention/cuda/decode_traits.cuh"
 
 // A maximum this far (log2) behind the true one is good enough: sums stay within float32, and the
@@ -96,16 +97,6 @@ struct decode_mask {
         return seen ? x : factor < 0 ? INFINITY : -INFINITY;
     }
 };
-
-// decode_tanh is tanh to some 2^-22 of its value: by its series near 0, where 1 - 2 / (e^2u + 1)
-// would cancel.
-__device__ __forceinline__ float decode_tanh(float u) {
-    const float far = 1 - __fdividef(2, 1 + ptx::exp2(2.8853900817779268f * u));
-    const float v = u * u;
-    const float near =
-        u + u * v * (-0.33333333f + v * (0.13333333f + v * (-0.05396825f + v * 0.02186949f)));
-    return fabsf(u) < 0.25f ? near : far;
-}
 
 // decode_rows is the state of kNt * 8 query rows in one warp.  As right side, lane (g, t) holds
 // query row g of each 8; of scores and sums, rows 2t and 2t + 1; of sums, dims [g, g + 1) * kDim /
@@ -227,7 +218,7 @@ struct decode_rows {
             for (int nt = 0; nt < kNt; nt++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    s[nt][i] = r.cap_log2 * decode_tanh(s[nt][i] * r.cap_scale);
+                    s[nt][i] = r.cap_log2 * attn_tanh(s[nt][i] * r.cap_scale);
                 }
             }
             c = 1;

@@ -1,27 +1,16 @@
 // decode_rope rotates rows in shared memory, in place: the queries of an item, and the new keys of
-// a stage.  Angles are taken and reduced in float64, so that positions of a million are as exact as
-// small ones.
+// a stage.
 #ifndef ATTND_ATTENTION_CUDA_DECODE_ROPE_CUH
 #define ATTND_ATTENTION_CUDA_DECODE_ROPE_CUH
 
+#include "attention/cuda/attn_math.cuh"
 #include "attention/cuda/decode_traits.cuh"
 
 // decode_rotate rotates x and y, pair p of a row, to a position.
 template <typename T>
 __device__ __forceinline__ void decode_rotate(T *s_x, T *s_y, int p, int32_t position,
                                               const attn_cuda_record &r) {
-    const double turns = 0.15915494309189535 * ((double)position * (double)__ldg(r.inv_freq + p));
-    const double half_turns = 2 * (turns - rint(turns)); // in [-1, 1]
-    const float angle = (float)half_turns;
-    const float rest = 3.14159265f * (float)(half_turns - (double)angle);
-    float sin_a, cos_a;
-    sincospif(angle, &sin_a, &cos_a);
-    const float s = fmaf(cos_a, rest, sin_a), c = fmaf(-sin_a, rest, cos_a);
-    const float x = (float)*s_x, y = (float)*s_y;
-    // The two products may cancel: what rounding takes from the second one is given back.
-    const float ys = y * s, xs = x * s;
-    *s_x = (T)(r.attention_factor * (fmaf(x, c, -ys) - fmaf(y, s, -ys)));
-    *s_y = (T)(r.attention_factor * (fmaf(y, c, xs) + fmaf(x, s, -xs)));
+    attn_rotate(*s_x, *s_y, attn_angle(position, __ldg(r.inv_freq + p)), r.attention_factor);
 }
 
 // decode_pair_dims returns the two dims of pair p.

@@ -1,8 +1,9 @@
-// The kernel benchmark: paged decode on the shapes of the grid, in CUDA graphs of calls over caches
-// that together exceed the L2, beside what this GPU reads in the same run.
+// The kernel benchmark: paged decode and prefill on the shapes of the grid, in CUDA graphs of calls
+// over caches that together exceed the L2, beside what this GPU reads in the same run.
 //
-//     bench_cuda [--block N] [--grid decode|short|one] [--kernel bulk|portable] [--lengths FILE]
-//                [--reps N] [--case BATCH LEN Q_HEADS KV_HEADS] [--read-bytes N] [--min-part N]
+//     bench_cuda [--block N] [--grid decode|short|one|hot|prefill|crossover] [--lengths FILE]
+//                [--kernel bulk|portable] [--reps N] [--case BATCH LEN Q_HEADS KV_HEADS] [--q N]
+//                [--read-bytes N] [--min-part N] [--prefill-rows N]
 // One line a case: time of a call (median over repetitions, their spread), GB/s of K and V, share
 // of the read ceiling.  A sample of every case's outputs is compared with float64 before it is
 // timed.
@@ -24,7 +25,9 @@ typedef struct bench_case {
     const char *name; // "uniform", "ragged", "append"
     uint32_t rows;
     int32_t q_heads, kv_heads, head_dim, q_len;
-    bool appends; // one token, RoPE on q and k
+    bool appends; // one token, RoPE on q and k; all of q_len in prefill
+    bool is_full; // not causal
+    int32_t block_tokens;
     int32_t lengths[MAX_ROWS];
 } bench_case;
 
@@ -63,6 +66,10 @@ static void must_attn(attnd_err err, const attnd_errinfo *info) {
     }
 }
 
+static int32_t block_of(const bench_case *c) {
+    return c->block_tokens ? c->block_tokens : bench.block_tokens;
+}
+
 static void *device_alloc(uint64_t bytes, bool random, uint64_t seed) {
     void *p = NULL;
     must(cudaMalloc(&p, bytes), "cudaMalloc");
@@ -90,7 +97,7 @@ static uint32_t set_tables(set *s, const bench_case *c, uint32_t *first) {
     uint32_t num = 0;
     for (uint32_t r = 0; r < c->rows; r++) {
         first[r] = num;
-        num += (uint32_t)((c->lengths[r] + bench.block_tokens - 1) / bench.block_tokens);
+        num += (uint32_t)((c->lengths[r] + block_of(c) - 1) / block_of(c));
     }
     uint32_t *table = malloc((num + 1) * sizeof(*table));
     uint32_t state = 1;
@@ -114,11 +121,11 @@ static void set_init(set *s, const bench_case *c, uint64_t seed) {
     attnd_errinfo info = {0};
     memset(s, 0, sizeof(*s));
     uint32_t blocks = set_tables(s, c, first);
-    int64_t head = (int64_t)bench.block_tokens * c->head_dim; // elements
-    uint64_t half = (uint64_t)(head * c->kv_heads) * 2;       // bytes
+    int64_t head = (int64_t)block_of(c) * c->head_dim;  // elements
+    uint64_t half = (uint64_t)(head * c->kv_heads) * 2; // bytes
     uint64_t tokens = (uint64_t)c->rows * (uint64_t)c->q_len;
     uint64_t q_bytes = tokens * (uint64_t)(c->q_heads * c->head_dim) * 2;
-    uint64_t new_bytes = (uint64_t)c->rows * (uint64_t)(c->kv_heads * c->head_dim) * 2;
+    uint64_t new_bytes = tokens * (uint64_t)(c->kv_heads * c->head_dim) * 2;
     s->pool = device_alloc(blocks * 2 * half + 16, true, seed);
     s->q = device_alloc(q_bytes, true, seed + 1);
     s->out = device_alloc(q_bytes, true, seed + 2);
@@ -127,7 +134,7 @@ static void set_init(set *s, const bench_case *c, uint64_t seed) {
     rope = (attn_rope){bench.inv_freq, 1, c->head_dim, false};
     for (uint32_t r = 0; r < c->rows; r++) {
         uint64_t at = (uint64_t)r * (uint64_t)(c->q_len * c->q_heads * c->head_dim) * 2;
-        uint64_t at_new = (uint64_t)r * (uint64_t)(c->kv_heads * c->head_dim) * 2;
+        uint64_t at_new = (uint64_t)r * (uint64_t)(c->q_len * c->kv_heads * c->head_dim) * 2;
         s->rows[r] = (attn_row){.q = s->q + at,
                                 .out = s->out + at,
                                 .table = s->table + first[r],
@@ -139,7 +146,7 @@ static void set_init(set *s, const bench_case *c, uint64_t seed) {
                                 .kv_len = c->lengths[r],
                                 .q_len = c->q_len,
                                 .q_count = c->q_len,
-                                .flags = ATTN_CAUSAL,
+                                .flags = c->is_full ? 0 : ATTN_CAUSAL,
                                 .window_left = -1,
                                 .window_right = -1};
         if (c->appends) {
@@ -148,7 +155,7 @@ static void set_init(set *s, const bench_case *c, uint64_t seed) {
             s->rows[r].stride_k_new_token = s->rows[r].stride_v_new_token =
                 c->kv_heads * c->head_dim;
             s->rows[r].stride_k_new_head = s->rows[r].stride_v_new_head = c->head_dim;
-            s->rows[r].new_len = 1;
+            s->rows[r].new_len = c->q_len;
             s->rows[r].rope = &rope;
         }
     }
@@ -158,7 +165,7 @@ static void set_init(set *s, const bench_case *c, uint64_t seed) {
                                         .kv_heads = c->kv_heads,
                                         .head_dim = c->head_dim,
                                         .v_head_dim = c->head_dim,
-                                        .block_tokens = bench.block_tokens,
+                                        .block_tokens = block_of(c),
                                         .stride_k_token = c->head_dim,
                                         .stride_k_head = head,
                                         .stride_v_token = c->head_dim,
@@ -186,19 +193,24 @@ static void set_fini(set *s) {
 // check compares a sample of outputs with float64: within 2^-7 of the row's largest value.
 static bool check(const set *s, const bench_case *c) {
     uint32_t state = 7;
-    if (c->appends || c->q_len != 1 || case_bytes(c) == 0) {
+    if (c->appends || case_bytes(c) == 0) {
         return true; // test_conformance_cuda does
     }
     for (int i = 0; i < SAMPLES; i++) {
         uint32_t r = next_random(&state) % c->rows;
+        int32_t token = (int32_t)(next_random(&state) % (uint32_t)c->q_len);
+        attn_row row = s->rows[r]; // with that token alone
+        row.q = (const char *)row.q + token * row.stride_q_token * 2;
+        row.kv_len -= c->is_full ? 0 : c->q_len - 1 - token;
         int32_t head = (int32_t)(next_random(&state) % (uint32_t)c->q_heads);
         double want[128];
         uint16_t got[128];
         uint64_t dims = (uint64_t)c->head_dim;
-        bench_reference(&s->params, &s->rows[r], head, bench.reference);
+        bench_reference(&s->params, &row, head, bench.reference);
         must(cudaMemcpy(want, bench.reference, dims * 8, cudaMemcpyDeviceToHost), "reference");
-        must(cudaMemcpy(got, (char *)s->rows[r].out + head * c->head_dim * 2, dims * 2,
-                        cudaMemcpyDeviceToHost),
+        must(cudaMemcpy(got,
+                        (char *)row.out + (token * row.stride_out_token + head * c->head_dim) * 2,
+                        dims * 2, cudaMemcpyDeviceToHost),
              "cudaMemcpy");
         double largest = 0;
         double error = 0;
@@ -208,7 +220,8 @@ static bool check(const set *s, const bench_case *c) {
             error = e > error || !(e == e) ? e : error;
         }
         if (!(error <= largest / 128)) {
-            printf("WRONG row %u head %d: error %g of %g\n", r, head, error, largest);
+            printf("WRONG row %u token %d head %d: error %g of %g\n", r, token, head, error,
+                   largest);
             bench.num_wrong++;
             return false;
         }
@@ -278,6 +291,17 @@ static void time_graph(set *sets, int num_sets, double *times) {
     must(cudaEventDestroy(end), "event");
 }
 
+// case_flops counts both products, of the keys that causal shows.
+static double case_flops(const bench_case *c) {
+    double flops = 0;
+    for (uint32_t r = 0; r < c->rows; r++) {
+        double q = c->q_len;
+        double seen = c->is_full ? q * c->lengths[r] : q * (c->lengths[r] - q) + q * q / 2;
+        flops += 4 * seen * c->q_heads * c->head_dim;
+    }
+    return flops;
+}
+
 static void run_case(const bench_case *c) {
     static set sets[MAX_SETS];
     double times[MAX_REPS];
@@ -299,11 +323,21 @@ static void run_case(const bench_case *c) {
     time_graph(sets, num_sets, times);
     double us = times[bench.reps / 2];
     double gbs = (double)bytes / us / 1e3;
-    printf("%-8s B%u L%d %d/%d hd%d q%d block%d | %.2f us %.2f..%.2f | %.0f GB/s | %.1f%% of read "
-           "| plan %.1f us, %u splits%s\n",
-           c->name, c->rows, c->lengths[0], c->q_heads, c->kv_heads, c->head_dim, c->q_len,
-           bench.block_tokens, us, times[0], times[bench.reps - 1], gbs, 100 * gbs / bench.ceiling,
-           plan, choice.splits, good ? "" : " | WRONG");
+    if (c->q_len > 8) {
+        printf(
+            "%-8s B%u L%d %d/%d hd%d q%d block%d | %.2f us %.2f..%.2f | %.1f TFLOP/s | plan %.1f "
+            "us, %s: %s%s\n",
+            c->name, c->rows, c->lengths[0], c->q_heads, c->kv_heads, c->head_dim, c->q_len,
+            block_of(c), us, times[0], times[bench.reps - 1], case_flops(c) / us / 1e6, plan,
+            choice.kernel, choice.why, good ? "" : " | WRONG");
+    } else {
+        printf(
+            "%-8s B%u L%d %d/%d hd%d q%d block%d | %.2f us %.2f..%.2f | %.0f GB/s | %.1f%% of read "
+            "| plan %.1f us, %u splits%s\n",
+            c->name, c->rows, c->lengths[0], c->q_heads, c->kv_heads, c->head_dim, c->q_len,
+            bench.block_tokens, us, times[0], times[bench.reps - 1], gbs, 100 * gbs / bench.ceiling,
+            plan, choice.splits, good ? "" : " | WRONG");
+    }
     fflush(stdout);
     for (int i = 0; i < num_sets; i++) {
         set_fini(&sets[i]);
@@ -379,6 +413,53 @@ static void run_short(void) {
     run_case(c);
 }
 
+// prefill returns a case of q_len tokens behind a cached prefix.
+static bench_case *prefill(const char *name, int32_t q_len, int32_t prefix, int32_t q_heads,
+                           int32_t kv_heads) {
+    bench_case *c = uniform(name, (uint32_t)(16384 / q_len), prefix + q_len, q_heads, kv_heads);
+    c->q_len = q_len;
+    return c;
+}
+
+// 16384 tokens in all: from contiguous tensors (one block a sequence), and from the paged pool.
+static void run_prefill(void) {
+    for (int32_t n = 512; n <= 16384; n *= 2) {
+        for (int how = 0; how < 5; how++) {
+            bool is_mha = how == 1 || how == 2;
+            bench_case *c =
+                prefill(how == 2 ? "full" : "causal", n, 0, is_mha ? 16 : 32, is_mha ? 16 : 8);
+            c->is_full = how == 2;
+            c->head_dim = how == 3 ? 64 : 128;
+            c->block_tokens = how == 4 ? 0 : n;
+            run_case(c);
+        }
+    }
+    for (int32_t n = 512; n <= 8192; n *= 4) {
+        for (int how = 0; how < 3; how++) { // contiguous, paged, appended to the pool
+            bench_case *c = prefill(how == 2 ? "append" : "prefix", n, 4096, 32, 8);
+            c->block_tokens = how == 0 ? n + 4096 : 0;
+            c->appends = how == 2;
+            run_case(c);
+        }
+    }
+}
+
+// Few tokens, for the choice between the kernels; run it with both ends of --prefill-rows.
+static void run_crossover(void) {
+    static const int32_t rows[] = {1, 8, 64}, prefixes[] = {0, 1024, 8192, 65536};
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 4; j++) {
+            for (int32_t q = 9; q <= 256; q = q == 9 ? 16 : q * 2) {
+                if ((int64_t)rows[i] * prefixes[j] <= 1 << 19) {
+                    bench_case *c = uniform("few", (uint32_t)rows[i], prefixes[j] + q, 32, 8);
+                    c->q_len = q;
+                    run_case(c);
+                }
+            }
+        }
+    }
+}
+
 static void run_hot(void) {
     static const int32_t shapes[][3] = {{32, 8, 1}, {64, 8, 1}, {32, 8, 4}, {32, 8, 8}, {64, 8, 8}};
     bench.hot = true;
@@ -434,6 +515,7 @@ int main(int argc, char **argv) {
     uint64_t read_bytes = 4ull << 30;
     int one[4] = {0};
     int q_len = 1;
+    int prefill_rows = 0;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--block") == 0) {
@@ -448,6 +530,8 @@ int main(int argc, char **argv) {
             bench.reps = atoi(value);
         } else if (strcmp(argv[i], "--q") == 0) {
             q_len = atoi(value);
+        } else if (strcmp(argv[i], "--prefill-rows") == 0) {
+            prefill_rows = atoi(value);
         } else if (strcmp(argv[i], "--hot") == 0) {
             bench.hot = atoi(value) != 0;
         } else if (strcmp(argv[i], "--min-part") == 0) {
@@ -468,7 +552,8 @@ int main(int argc, char **argv) {
     }
     bench.reps = bench.reps < 1 || bench.reps > MAX_REPS ? 15 : bench.reps;
     attnd_errinfo info = {0};
-    attn_cuda_opts opts = {.kernel = bench.kernel, .min_part_tiles = bench.min_part};
+    attn_cuda_opts opts = {
+        .kernel = bench.kernel, .min_part_tiles = bench.min_part, .prefill_rows = prefill_rows};
     must_attn(attn_cuda_create(&bench.engine, &opts, &info), &info);
     float inv_freq[64];
     for (int i = 0; i < 64; i++) {
@@ -491,6 +576,10 @@ int main(int argc, char **argv) {
         run_case(uniform("decode", 128, 1024, 32, 8));
     } else if (strcmp(grid, "hot") == 0) {
         run_hot();
+    } else if (strcmp(grid, "prefill") == 0) {
+        run_prefill();
+    } else if (strcmp(grid, "crossover") == 0) {
+        run_crossover();
     } else if (strcmp(grid, "short") == 0) {
         run_short();
     } else {

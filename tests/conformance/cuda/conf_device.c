@@ -51,6 +51,12 @@ static void set_row(conf_device *d, const conf_launch *l, uint32_t r) {
     row->q_positions = on_device(d, l, row->q_len > 0 ? row->q_positions : NULL);
     row->k_positions = on_device(d, l, row->new_len > 0 ? row->k_positions : NULL);
     row->tree_mask = on_device(d, l, row->tree_mask);
+    if (row->block_mask) { // the struct stays in host memory
+        d->masks[r] = *row->block_mask;
+        d->masks[r].start = on_device(d, l, d->masks[r].start);
+        d->masks[r].kv_blocks = on_device(d, l, d->masks[r].kv_blocks);
+        row->block_mask = &d->masks[r];
+    }
     uint64_t layer = (r % d->layout.num_layers) * l->params.shape.block_stride;
     row->k_offset += layer;
     row->v_offset += layer;

@@ -24,6 +24,7 @@ typedef struct conf_device {
     size_t pool_bytes;               // from there on
     attn_params params;              // with device pointers
     attn_row rows[CONF_MAX_ROWS];
+    attn_block_mask masks[CONF_MAX_ROWS];
 } conf_device;
 
 // conf_device_init makes room for a launch, and params of it with device pointers.  Aborts without

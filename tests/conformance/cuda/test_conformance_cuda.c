@@ -2,8 +2,10 @@
 // and deterministic splits, and what only a GPU has: graphs that replay with other lengths, pools
 // beyond 2^31 bytes, 70000 sequences.
 //
-//     test_conformance_cuda [--short] [--kernel bulk|portable]
-// --short is what a memory checker gets through.  Exit code 77: no GPU.  Oracles are computed by a
+//     test_conformance_cuda [--short] [--kernel bulk|portable|prefill|default]
+// bulk and portable decode all rows, prefill prefills all of them, default is what a user gets:
+// rows of few and of many query tokens in one launch.  --short is what a memory checker gets
+// through.  Exit code 77: no GPU.  Oracles are computed by a
 // thread per processor while the GPU works; the fact that a launch belongs to is printed with it
 // when it fails.
 #include <cuda_runtime_api.h>
@@ -15,17 +17,10 @@
 #include <unistd.h>
 
 #include "tests/conformance/conf_oracle.h"
+#include "tests/conformance/cuda/conf_cases.h"
 #include "tests/conformance/cuda/conf_device.h"
 
 enum { MAX_CASES = 1024, MAX_RECORDS = 4096, MAX_THREADS = 32, AHEAD = 48 };
-
-enum {
-    MODE_AUTO = 1 << 0,
-    MODE_DETERMINISTIC = 1 << 1,
-    MODE_SPLITS = 1 << 2, // 2 and 3, forced
-    MODE_ALL_SPLITS = 1 << 3,
-    MODE_USUAL = MODE_AUTO | MODE_DETERMINISTIC | MODE_SPLITS,
-};
 
 typedef struct test_case {
     const char *fact;
@@ -42,6 +37,7 @@ static int num_cases;
 static int num_failed;
 static bool is_short;
 static const char *kernel_name;
+static bool is_prefill; // all rows are prefilled
 static attn_cuda *engine;
 
 // --- oracles, ahead of the GPU
@@ -127,7 +123,7 @@ static void check(test_case *c, const char *mode) {
 static void run_splits(test_case *c, conf_device *d, attn_cuda_plan *plan) {
     static const int32_t few[] = {2, 3, 0};
     static const int32_t many[] = {1, 2, 5, 16, 17, 64, 127, 128, 0};
-    for (const int32_t *n = c->modes & MODE_ALL_SPLITS ? many : few; *n; n++) {
+    for (const int32_t *n = c->modes & CONF_MODE_ALL_SPLITS ? many : few; *n; n++) {
         char mode[32];
         snprintf(mode, sizeof(mode), "%d splits", *n);
         if (run(c, d, plan, *n, false)) {
@@ -146,13 +142,14 @@ static void run_case(test_case *c) {
         conf_device_fini(&d);
         return;
     }
-    if (c->modes & MODE_AUTO && run(c, &d, plan, 0, false)) {
+    if (c->modes & CONF_MODE_AUTO && run(c, &d, plan, 0, false)) {
         check(c, "automatic");
     }
-    if (c->modes & MODE_DETERMINISTIC && run(c, &d, plan, 0, true)) {
+    if (c->modes & CONF_MODE_DETERMINISTIC && run(c, &d, plan, 0, true)) {
         check(c, "deterministic");
     }
-    if (c->modes & (MODE_SPLITS | MODE_ALL_SPLITS)) {
+    if (c->modes & (CONF_MODE_SPLITS | CONF_MODE_ALL_SPLITS) &&
+        !is_prefill) { // splits are decode's
         run_splits(c, &d, plan);
     }
     attn_cuda_plan_free(plan);
@@ -193,7 +190,7 @@ static void run_cases(void) {
     num_cases = next_case = num_done = 0;
 }
 
-static conf_spec *add(const char *fact, int modes, const conf_spec *spec) {
+conf_spec *conf_add(const char *fact, int modes, const conf_spec *spec) {
     test_case *c = calloc(1, sizeof(*c));
     if (!c || num_cases == MAX_CASES) {
         abort();
@@ -208,7 +205,7 @@ static conf_spec *add(const char *fact, int modes, const conf_spec *spec) {
 
 // --- launches
 
-static conf_spec base(attnd_dtype dtype, int32_t head_dim, uint64_t seed) {
+conf_spec conf_base(attnd_dtype dtype, int32_t head_dim, uint64_t seed) {
     return (conf_spec){
         .q_dtype = dtype,
         .kv_dtype = dtype,
@@ -225,37 +222,37 @@ static conf_spec base(attnd_dtype dtype, int32_t head_dim, uint64_t seed) {
         .rows = {{77, 1, 1, 0, 1}, {50, 5, 5, 0, 5}, {600, 8, 0, 0, 8}, {9, 3, 2, 1, 2}}};
 }
 
-static attnd_dtype dtype_of(uint64_t i) {
+attnd_dtype conf_dtype_of(uint64_t i) {
     return i % 2 ? ATTND_F16 : ATTND_BF16;
 }
 
-static int32_t head_dim_of(uint64_t i) {
+int32_t conf_head_dim_of(uint64_t i) {
     return i % 4 < 2 ? 128 : 64;
 }
 
 static void add_types(void) {
     static const int32_t blocks[] = {16, 32, 48, 64, 128};
     for (uint64_t i = 0; i < 20; i++) {
-        conf_spec s = base(dtype_of(i), head_dim_of(i), 100 + i);
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 100 + i);
         s.block_tokens = blocks[i / 4];
-        add("types_and_blocks_match_the_reference", MODE_USUAL, &s);
+        conf_add("types_and_blocks_match_the_reference", CONF_MODE_USUAL, &s);
     }
 }
 
 static void add_ratios(void) {
     static const int32_t ratios[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 128};
     for (uint64_t i = 0; i < sizeof(ratios) / sizeof(*ratios); i++) {
-        conf_spec s = base(dtype_of(i), head_dim_of(i), 200 + i);
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 200 + i);
         s.kv_heads = ratios[i] > 16 ? 1 : 3;
         s.q_heads = s.kv_heads * ratios[i];
         s.block_tokens = i % 3 ? 64 : 16;
-        add("head_ratios_match_the_reference", MODE_USUAL, &s);
+        conf_add("head_ratios_match_the_reference", CONF_MODE_USUAL, &s);
     }
 }
 
 static void add_lengths(void) {
     for (uint64_t i = 0; i < 4; i++) {
-        conf_spec s = base(dtype_of(i), head_dim_of(i), 300 + i);
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 300 + i);
         static const int32_t blocks[] = {16, 64, 128, 32};
         uint64_t state = 300 + i;
         s.block_tokens = blocks[i];
@@ -269,7 +266,7 @@ static void add_lengths(void) {
                 }
             }
         }
-        add("lengths_around_block_edges_match_the_reference", MODE_USUAL, &s);
+        conf_add("lengths_around_block_edges_match_the_reference", CONF_MODE_USUAL, &s);
     }
 }
 
@@ -283,10 +280,10 @@ static void add_features(void) {
             feature |= CONF_ROPE;
         }
         for (uint64_t j = 0; j < 2; j++) {
-            conf_spec s = base(dtype_of(i + j), j ? 64 : 128, 400 + 2 * i + j);
+            conf_spec s = conf_base(conf_dtype_of(i + j), j ? 64 : 128, 400 + 2 * i + j);
             s.features = feature | (j && feature != CONF_TREE ? CONF_CAUSAL : 0);
             s.block_tokens = 32;
-            add("each_feature_matches_the_reference", MODE_USUAL, &s);
+            conf_add("each_feature_matches_the_reference", CONF_MODE_USUAL, &s);
         }
     }
 }
@@ -296,8 +293,8 @@ static void add_random(int num, uint64_t seed) {
     static const double logits[] = {1, 1, 4, 30, 0.01};
     for (int i = 0; i < num; i++) {
         uint64_t state = seed + (uint64_t)i;
-        conf_spec s = base(dtype_of(conf_random(&state)), head_dim_of(conf_random(&state)),
-                           seed + (uint64_t)i);
+        conf_spec s = conf_base(conf_dtype_of(conf_random(&state)),
+                                conf_head_dim_of(conf_random(&state)), seed + (uint64_t)i);
         s.kv_heads = 1 + conf_below(&state, 4);
         s.q_heads = s.kv_heads * ratios[conf_below(&state, 8)];
         s.block_tokens = 16 << conf_below(&state, 4);
@@ -313,23 +310,23 @@ static void add_random(int num, uint64_t seed) {
             first = conf_below(&state, 2) ? 0 : first;
             s.rows[r] = (conf_row){kv, q, conf_below(&state, most + 1), first, q - first};
         }
-        add("random_launches_match_the_reference", MODE_USUAL, &s);
+        conf_add("random_launches_match_the_reference", CONF_MODE_USUAL, &s);
     }
 }
 
 static void add_logits(void) {
     static const double logits[] = {1e-4, 1e-2, 10, 1e2, 1e3, 1e4, 1e5};
     for (uint64_t i = 0; i < 7; i++) {
-        conf_spec s = base(dtype_of(i), head_dim_of(i), 500 + i);
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 500 + i);
         s.logit = logits[i];
         s.features |= i % 2 ? CONF_SINKS : 0;
-        add("logits_of_all_sizes_match_the_reference", MODE_USUAL, &s);
+        conf_add("logits_of_all_sizes_match_the_reference", CONF_MODE_USUAL, &s);
     }
 }
 
 static void add_long(void) {
     for (uint64_t i = 0; i < 2; i++) {
-        conf_spec s = base(dtype_of(i), i ? 64 : 128, 600 + i);
+        conf_spec s = conf_base(conf_dtype_of(i), i ? 64 : 128, 600 + i);
         s.q_heads = 2;
         s.kv_heads = 1;
         s.block_tokens = 64;
@@ -338,46 +335,46 @@ static void add_long(void) {
         s.rows[1] = (conf_row){1025, 2, 2, 0, 2};
         s.rows[2] = (conf_row){1, 1, 0, 0, 1};
         s.features |= CONF_SINKS | CONF_ROPE;
-        add("long_sequences_match_the_reference", MODE_USUAL, &s);
+        conf_add("long_sequences_match_the_reference", CONF_MODE_USUAL, &s);
     }
-    conf_spec s = base(ATTND_BF16, 128, 610);
+    conf_spec s = conf_base(ATTND_BF16, 128, 610);
     s.num_rows = 2;
     s.rows[0] = (conf_row){9000, 1, 1, 0, 1};
     s.rows[1] = (conf_row){3000, 8, 8, 0, 8};
-    add("forced_splits_from_1_to_128_match_the_reference", MODE_ALL_SPLITS, &s);
+    conf_add("forced_splits_from_1_to_128_match_the_reference", CONF_MODE_ALL_SPLITS, &s);
 }
 
 static void add_shapes_of_launches(void) {
-    conf_spec s = base(ATTND_BF16, 128, 700);
+    conf_spec s = conf_base(ATTND_BF16, 128, 700);
     s.num_rows = 4;
     s.rows[0] = (conf_row){300, 100, 100, 0, 100};
     s.rows[1] = (conf_row){300, 100, 40, 17, 50};
     s.rows[2] = (conf_row){100, 130, 100, 0, 130};
     s.rows[3] = (conf_row){200, 0, 150, 0, 0};
-    add("long_queries_and_rows_that_only_append_match_the_reference", MODE_USUAL, &s);
+    conf_add("long_queries_and_rows_that_only_append_match_the_reference", CONF_MODE_USUAL, &s);
     s.features |= CONF_WINDOW_LEFT | CONF_ROPE;
-    add("long_queries_and_rows_that_only_append_match_the_reference", MODE_USUAL, &s);
+    conf_add("long_queries_and_rows_that_only_append_match_the_reference", CONF_MODE_USUAL, &s);
 
-    s = base(ATTND_F16, 64, 701);
+    s = conf_base(ATTND_F16, 64, 701);
     s.num_rows = CONF_MAX_ROWS;
     uint64_t state = 701;
     for (uint32_t r = 0; r < s.num_rows; r++) {
         s.rows[r] = (conf_row){1 + conf_below(&state, 400), 1, 1, 0, 1};
     }
     s.features |= CONF_WINDOW_LEFT | CONF_ROPE;
-    add("many_rows_of_layers_and_windows_match_the_reference", MODE_USUAL, &s);
+    conf_add("many_rows_of_layers_and_windows_match_the_reference", CONF_MODE_USUAL, &s);
     cases[num_cases - 1]->layout.num_layers = 3;
 
-    s = base(ATTND_BF16, 128, 702);
+    s = conf_base(ATTND_BF16, 128, 702);
     s.block_tokens = 64;
-    add("blocks_beyond_2_to_31_bytes_match_the_reference", MODE_USUAL, &s);
+    conf_add("blocks_beyond_2_to_31_bytes_match_the_reference", CONF_MODE_USUAL, &s);
     cases[num_cases - 1]->layout.first_block = 5ull * (1u << 30) / (64 * 2 * 128 * 2 * 2);
 }
 
 // --- facts of their own
 
 typedef struct outputs {
-    unsigned char bytes[1 << 16];
+    unsigned char bytes[1 << 20];
     size_t num;
 } outputs;
 
@@ -411,7 +408,7 @@ static void bits_depend_on_the_sequence_alone_when_deterministic(void) {
     static const char fact[] = "bits_depend_on_the_sequence_alone_when_deterministic";
     static outputs alone, among;
     printf("%s: %s\n", kernel_name, fact);
-    conf_spec s = base(ATTND_BF16, 128, 800);
+    conf_spec s = conf_base(ATTND_BF16, 128, 800);
     s.features |= CONF_ROPE | CONF_SINKS;
     s.rows[0] = (conf_row){5000, 2, 2, 0, 2};
     s.num_rows = 1;
@@ -427,6 +424,32 @@ static void bits_depend_on_the_sequence_alone_when_deterministic(void) {
         run_alone(fact, &s, 0, &among);
         if (among.num != alone.num || memcmp(among.bytes, alone.bytes, alone.num) != 0) {
             fail(fact, &s, "deterministic", "other bits among other sequences");
+        }
+    }
+}
+
+// A row's tokens computed in chunks have the bits that they have when computed at once.
+static void chunks_of_a_prefill_have_the_bits_of_the_whole(void) {
+    static const char fact[] = "chunks_of_a_prefill_have_the_bits_of_the_whole";
+    static outputs whole, chunk;
+    printf("%s: %s\n", kernel_name, fact);
+    for (int32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
+        conf_spec s = conf_base(ATTND_BF16, head_dim, 820);
+        s.features |= CONF_ROPE | CONF_SINKS;
+        s.logit = 4;
+        s.num_rows = 1;
+        s.rows[0] = (conf_row){900, 400, 0, 0, 400};
+        run_alone(fact, &s, 0, &whole);
+        for (int32_t first = 0; first < 400; first += 150) {
+            int32_t count = first + 150 > 400 ? 400 - first : 150;
+            s.rows[0] = (conf_row){900, 400, 0, first, count};
+            run_alone(fact, &s, 0, &chunk);
+            size_t token = (size_t)(4 * (head_dim + 8) + 8) * 2; // bytes: see take_tensor
+            size_t bytes = (size_t)(count - 1) * token + (size_t)(4 * (head_dim + 8) - 8) * 2;
+            if (memcmp(whole.bytes + (size_t)first * token, chunk.bytes + (size_t)first * token,
+                       bytes) != 0) {
+                fail(fact, &s, "chunk", "other bits than the whole");
+            }
         }
     }
 }
@@ -447,7 +470,7 @@ static void graphs_replay_with_other_lengths(void) {
         test_case *c = calloc(1, sizeof(*c));
         conf_device d;
         c->fact = fact;
-        c->spec = base(ATTND_BF16, 128, 810 + i);
+        c->spec = conf_base(ATTND_BF16, 128, 810 + i);
         c->spec.num_rows = (uint32_t)(4 - i);
         c->spec.rows[0].kv_len = 77 + 900 * (int32_t)i;
         conf_launch_init(&c->launch, &c->spec);
@@ -457,6 +480,7 @@ static void graphs_replay_with_other_lengths(void) {
         conf_device_put(&d, &c->launch);
         if (i == 0) {
             ok(attn_cuda_plan_create(&plan, engine, &d.params.shape, 64, &info), &info, fact);
+            ok(attn_cuda_plan_set(plan, &d.params, NULL, &info), &info, fact);
             cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
             ok(attn_cuda_launch(plan, stream, &info), &info, fact);
             cudaStreamEndCapture(stream, &graph);
@@ -604,16 +628,33 @@ static void add_all(void) {
 static void run_kernel(const char *name) {
     attnd_errinfo info = {0};
     kernel_name = name;
-    attn_cuda_opts opts = {.kernel = name};
+    is_prefill = strcmp(name, "prefill") == 0;
+    const bool is_default = strcmp(name, "default") == 0;
+    attn_cuda_opts opts = {.kernel = is_prefill   ? "bulk"
+                                     : is_default ? NULL
+                                                  : name,
+                           .prefill_rows = is_prefill   ? 1
+                                           : is_default ? 0
+                                                        : -1};
     if (!ok(attn_cuda_create(&engine, &opts, &info), &info, "an engine is made")) {
         return;
     }
     worst_ratio = 0;
-    add_all();
+    if (is_prefill || is_default) {
+        conf_add_many(is_short);
+    }
+    if (!is_default) {
+        add_all();
+    }
     run_cases();
-    bits_depend_on_the_sequence_alone_when_deterministic();
-    graphs_replay_with_other_lengths();
-    if (!is_short) {
+    if (!is_default) {
+        bits_depend_on_the_sequence_alone_when_deterministic();
+        graphs_replay_with_other_lengths();
+    }
+    if (is_prefill) {
+        chunks_of_a_prefill_have_the_bits_of_the_whole();
+    }
+    if (!is_short && !is_default) {
         seventy_thousand_sequences_of_one_token_give_their_values();
     }
     printf("%s: largest error / bound %.3f\n", name, worst_ratio);
@@ -621,21 +662,24 @@ static void run_kernel(const char *name) {
 }
 
 int main(int argc, char **argv) {
+    static const char *const names[] = {"bulk", "portable", "prefill", "default"};
     const char *only = NULL;
     for (int i = 1; i < argc; i++) {
         is_short = is_short || strcmp(argv[i], "--short") == 0;
         only = strcmp(argv[i], "--kernel") == 0 && i + 1 < argc ? argv[i + 1] : only;
     }
+    struct cudaDeviceProp prop;
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
+        cudaGetDeviceProperties(&prop, 0) != cudaSuccess) {
         printf("no GPU here\n");
         return 77;
     }
-    if (!only || strcmp(only, "bulk") == 0) {
-        run_kernel("bulk");
-    }
-    if (!only || strcmp(only, "portable") == 0) {
-        run_kernel("portable");
+    for (int i = 0; i < 4; i++) {
+        bool is_there = (i != 0 || prop.major >= 9) && (i < 2 || prop.major == 9);
+        if (only ? strcmp(only, names[i]) == 0 : is_there) {
+            run_kernel(names[i]);
+        }
     }
     printf("%d failed\n", num_failed);
     return num_failed ? 1 : 0;

@@ -1,0 +1,205 @@
+// The plan of the prefill kernel (attn_prefill.h).  Rows are sorted by the keys that their
+// longest tile sees, in buckets of an eighth of a power of two, so that a plan takes time linear in
+// the rows and no memory.
+#include "attention/cuda/attn_prefill.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "attention/attn_mask.h"
+
+#define LOG2_E 1.4426950408889634
+
+enum { NUM_BUCKETS = 256 };
+
+static int32_t min_of(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+static int32_t ceil_div(int32_t a, int32_t b) {
+    return (int32_t)(((int64_t)a + b - 1) / b);
+}
+
+bool attn_prefill_takes(const attn_params *p, const attn_row *row,
+                        const attn_prefill_limits *limits) {
+    if (limits->least_rows == 0 || row->q_count == 0) {
+        return false;
+    }
+    if (row->block_mask || (row->tree_mask && row->q_len > 32)) {
+        return true; // the decode kernel has neither
+    }
+    // By q_len and not q_count, so that the chunks of a row are computed alike.
+    int64_t rows = (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
+    return p->num_splits == 0 && rows >= limits->least_rows;
+}
+
+// bucket_of returns a row's place in the order: 0 for the most keys.
+static uint32_t bucket_of(const attn_row *row) {
+    attn_span span =
+        attn_mask_span(row, row->q_first + row->q_count - 1, row->q_first + row->q_count - 1);
+    uint32_t keys = (uint32_t)(span.end - span.first);
+    if (keys < 8) {
+        return NUM_BUCKETS - 1 - keys;
+    }
+    uint32_t log2 = 31 - (uint32_t)__builtin_clz(keys);
+    return NUM_BUCKETS - 1 - (8 * (log2 - 2) + (keys >> (log2 - 3) & 7));
+}
+
+// clamped returns x as an int32 that may still be moved by any number of tokens.
+static int32_t clamped(int64_t x) {
+    return (int32_t)(x < -ATTN_MAX_TOKENS  ? -ATTN_MAX_TOKENS
+                     : x > ATTN_MAX_TOKENS ? ATTN_MAX_TOKENS
+                                           : x);
+}
+
+static void set_tensors(const attn_params *p, const attn_row *row, attn_prefill_record *r) {
+    r->q = row->q;
+    r->out = row->out;
+    r->lse = row->lse;
+    r->k_new = row->k_new;
+    r->v_new = row->v_new;
+    r->table = row->table;
+    r->k = (char *)p->pool + row->k_offset;
+    r->v = (char *)p->pool + row->v_offset;
+    r->sinks = row->sinks;
+    r->alibi_slopes = row->alibi_slopes;
+    r->tree_mask = row->tree_mask;
+    r->mask_start = row->block_mask ? row->block_mask->start : NULL;
+    r->mask_blocks = row->block_mask ? row->block_mask->kv_blocks : NULL;
+    r->inv_freq = row->rope ? row->rope->inv_freq : NULL;
+    r->q_positions = row->q_positions;
+    r->k_positions = row->k_positions;
+    r->q_token_bytes = row->stride_q_token * 2;
+    r->q_head_bytes = row->stride_q_head * 2;
+    r->out_token = row->stride_out_token;
+    r->out_head = row->stride_out_head;
+    r->lse_head = row->stride_lse_head;
+    r->k_new_token_bytes = row->stride_k_new_token * 2;
+    r->k_new_head_bytes = row->stride_k_new_head * 2;
+    r->v_new_token_bytes = row->stride_v_new_token * 2;
+    r->v_new_head_bytes = row->stride_v_new_head * 2;
+}
+
+static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_record *r) {
+    double scale = row->scale != 0 ? (double)row->scale : 1 / sqrt((double)p->shape.head_dim);
+    int64_t at = (int64_t)row->kv_len - row->q_len; // the diagonal of token 0
+    int64_t first = row->window_left < 0 ? -ATTN_MAX_TOKENS : at - row->window_left;
+    int64_t end = row->window_right < 0 ? ATTN_MAX_TOKENS : at + row->window_right + 1;
+    end = (row->flags & ATTN_CAUSAL) && end > at + 1 ? at + 1 : end;
+    r->seen_first = clamped(first);
+    r->seen_end = clamped(end);
+    r->flags = row->flags | (scale < 0 ? ATTN_PREFILL_NEGATIVE : 0) |
+               (row->rope && row->rope->interleaved ? ATTN_PREFILL_INTERLEAVED : 0);
+    r->scale_log2 = (float)(fabs(scale) * LOG2_E);
+    r->cap_log2 = (float)((double)row->softcap * LOG2_E);
+    r->cap_scale = row->softcap > 0 ? r->scale_log2 / r->cap_log2 : 0;
+    r->rotary_dim = row->rope ? row->rope->rotary_dim : 0;
+    r->attention_factor = row->rope ? row->rope->attention_factor : 0;
+    r->kv_len = row->kv_len;
+    r->new_len = row->new_len;
+    r->q_len = row->q_len;
+    r->q_first = row->q_first;
+    r->q_end = row->q_first + row->q_count;
+    r->tree_words = ceil_div(row->q_len, 64);
+}
+
+// set_tiles cuts the query rows, and returns the tasks of a record.
+static uint64_t set_tiles(const attn_params *p, const attn_row *row, int32_t tile_rows,
+                          attn_prefill_record *r) {
+    int32_t group = p->shape.q_heads / p->shape.kv_heads;
+    r->tile_heads = min_of(group, tile_rows);
+    r->head_parts = ceil_div(group, r->tile_heads);
+    r->heads_inverse = 65536 / (uint32_t)r->tile_heads + 1;
+    r->tile_tokens = tile_rows / r->tile_heads;
+    r->q_block = row->block_mask ? row->block_mask->q_block : ATTN_MAX_TOKENS;
+    r->block_first = row->q_first;
+    r->block_tiles = ceil_div(row->q_count, r->tile_tokens);
+    r->num_tiles = r->block_tiles;
+    if (row->block_mask) {
+        r->block_first = row->q_first / r->q_block * r->q_block;
+        r->block_tiles = ceil_div(min_of(r->q_block, r->q_end - r->block_first), r->tile_tokens);
+        r->num_tiles = r->block_tiles * ceil_div(r->q_end - r->block_first, r->q_block);
+    }
+    return (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads);
+}
+
+// place counts the rows of each bucket, and turns the counts into first places.
+static uint32_t place(const attn_params *p, const attn_prefill_limits *limits, uint32_t *first) {
+    memset(first, 0, NUM_BUCKETS * sizeof(*first));
+    for (uint32_t i = 0; i < p->num_rows; i++) {
+        if (attn_prefill_takes(p, &p->rows[i], limits)) {
+            first[bucket_of(&p->rows[i])]++;
+        }
+    }
+    uint32_t num = 0;
+    for (uint32_t i = 0; i < NUM_BUCKETS; i++) {
+        uint32_t count = first[i];
+        first[i] = num;
+        num += count;
+    }
+    return num;
+}
+
+// add_up makes the ends of a plan whose records are there, and gives out the table of angles.
+static attnd_err add_up(attn_prefill_head *head, const attn_params *p,
+                        const attn_prefill_limits *limits, attnd_errinfo *info) {
+    attn_prefill_record *records = attn_prefill_records(head);
+    attn_prefill_ends *ends = attn_prefill_ends_of(head);
+    uint64_t tasks = 0;
+    uint64_t units = 0;
+    uint64_t angles = 0;
+    for (uint32_t i = 0; i < head->num_records; i++) {
+        attn_prefill_record *r = &records[i];
+        tasks += (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads);
+        units += (uint64_t)r->new_len;
+        r->angles_first = angles;
+        if (r->inv_freq) {
+            units += (uint64_t)(r->q_end - r->q_first);
+            angles += (uint64_t)(r->q_end - r->q_first) * (uint64_t)(r->rotary_dim / 2);
+        }
+        if (tasks > INT32_MAX || units > INT32_MAX) {
+            return attnd_fail(info, ATTND_EMSGSIZE, "rows", "the rows have more than %d tiles",
+                              INT32_MAX);
+        }
+        ends[i] = (attn_prefill_ends){(uint32_t)tasks, (uint32_t)units};
+    }
+    if (angles > limits->max_angles) {
+        return attnd_fail(info, ATTND_EMSGSIZE, "rows",
+                          "RoPE's angles of the rows need %llu bytes of the workspace's %llu",
+                          (unsigned long long)angles * 8,
+                          (unsigned long long)limits->max_angles * 8);
+    }
+    head->num_tasks = (uint32_t)tasks;
+    head->num_units = (uint32_t)units;
+    return ATTND_OK;
+}
+
+attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t ends_at, const attn_params *p,
+                            const attn_prefill_limits *limits, attnd_errinfo *info) {
+    uint32_t next[NUM_BUCKETS];
+    memset(head, 0, sizeof(*head));
+    uint32_t num = place(p, limits, next);
+    if (num > limits->max_records) {
+        return attnd_fail(info, ATTND_EMSGSIZE, "rows",
+                          "the rows need more than the %u records of the plan",
+                          limits->max_records);
+    }
+    head->ends_at = ends_at;
+    head->records_at = ends_at + (num * (uint32_t)sizeof(attn_prefill_ends) + 15) / 16 * 16;
+    for (uint32_t i = 0; i < p->num_rows && num > 0; i++) {
+        const attn_row *row = &p->rows[i];
+        if (attn_prefill_takes(p, row, limits)) {
+            attn_prefill_record *r = &attn_prefill_records(head)[next[bucket_of(row)]++];
+            memset(r, 0, sizeof(*r));
+            set_tensors(p, row, r);
+            set_logits(p, row, r);
+            set_tiles(p, row, limits->tile_rows, r);
+        }
+    }
+    head->num_records = num;
+    attnd_err err = add_up(head, p, limits, info);
+    if (err != ATTND_OK) {
+        memset(head, 0, sizeof(*head));
+    }
+    return err;
+}

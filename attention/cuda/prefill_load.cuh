@@ -1,0 +1,412 @@
+// prefill_load is the first warpgroup of the prefill kernel:
+//     warp 0      copies keys and values, step by step, by tensor maps, which leave tiles swizzled
+//                 as the products read them
+//     warp 1      takes tasks
+//     warps 2, 3  copy the queries of a task by 16-byte cp.async, since query rows are picked from
+//                 tokens and heads, and rotate them
+// All run ahead of the consumers as far as the buffers go: tasks and queries by one task, keys by
+// the stages, across tasks.
+//
+// Runs.  A box of 64 columns by 2^run_log2 tokens of one block is one copy.  The map's dimension of
+// tokens ends with the run, so a box that begins `live` tokens before that end, of which address
+// and all are moved back by as much, reads the live tokens alone and zeros behind them.  So nothing
+// behind kv_len is read, and no NaN can come from there.
+#ifndef ATTND_ATTENTION_CUDA_PREFILL_LOAD_CUH
+#define ATTND_ATTENTION_CUDA_PREFILL_LOAD_CUH
+
+#include "attention/cuda/attn_math.cuh"
+#include "attention/cuda/prefill_traits.cuh"
+
+// prefill_next moves a walk to its next step, of which some key is seen; false after the last.
+__device__ __forceinline__ bool prefill_next(prefill_walk &w, int32_t block_tokens, int lane) {
+    w.key -= ATTN_PREFILL_KEYS;
+    w.seen = 0xff;
+    if (!w.blocks) {
+        return w.key + ATTN_PREFILL_KEYS > w.first;
+    }
+    w.seen = 0;
+    while (w.seen == 0) {
+        if (w.low >= w.high) {
+            return false;
+        }
+        // The last listed block decides the step; a step has keys of up to nine blocks.
+        const int32_t last = (int32_t)__ldg(w.blocks + w.high - 1) * block_tokens;
+        w.key = min(w.key, (min(last + block_tokens, w.end) - 1) & ~(ATTN_PREFILL_KEYS - 1));
+        if (w.key + ATTN_PREFILL_KEYS <= w.first) {
+            return false;
+        }
+        const int32_t i = w.high - 1 - lane;
+        const bool is_listed = i >= w.low;
+        const int32_t block = is_listed ? (int32_t)__ldg(w.blocks + i) * block_tokens : 0;
+        const int32_t first = max(block, w.first) - w.key;
+        const int32_t end = min(block + block_tokens, w.end) - w.key;
+        const int32_t from = max(first / 16, 0), to = min((end + 15) / 16, 8);
+        const uint32_t bits = is_listed && to > from ? (1u << to) - (1u << from) : 0;
+        w.seen = __reduce_or_sync(~0u, bits);
+        w.high -= __popc(__ballot_sync(~0u, is_listed && block >= w.key));
+    }
+    return true;
+}
+
+// prefill_tasks finds the tasks that a CTA takes, by all lanes of a warp.
+struct prefill_tasks {
+    const prefill_args &args;
+    const attn_prefill_head *plan;
+    const attn_prefill_ends *ends;
+    const attn_prefill_record *records;
+    const int lane;
+    uint32_t record, record_first, record_end; // tasks of the record, [first, end)
+    uint32_t index;                            // of the task
+    uint32_t taken;                            // of the one after it, in lane 0
+
+    __device__ explicit prefill_tasks(const prefill_args &a)
+        : args(a), plan(a.plan),
+          ends((const attn_prefill_ends *)((const char *)a.plan + a.plan->ends_at)),
+          records((const attn_prefill_record *)((const char *)a.plan + a.plan->records_at)),
+          lane((int)threadIdx.x % 32), record(0), record_first(0), record_end(0), index(blockIdx.x),
+          taken(0) {
+        take();
+    }
+
+    // take takes the task after this one, so that the answer is there when it is wanted.
+    __device__ void take() {
+        if (index < plan->num_tasks && lane == 0) {
+            taken = atomicAdd(&args.counters[0], 1);
+        }
+    }
+
+    // find moves to the record of the task.  Tasks and records are taken in ascending order.
+    __device__ void find() {
+        while (index >= record_end) {
+            const uint32_t i = record + (uint32_t)lane;
+            const uint32_t end = i < plan->num_records ? __ldg(&ends[i].tasks) : ~0u;
+            const int behind = __ffs((int)__ballot_sync(~0u, index < end)) - 1;
+            const int last = behind < 0 ? 31 : behind; // the last lane that matters
+            const uint32_t before = __shfl_sync(~0u, end, last > 0 ? last - 1 : 0);
+            record_first = last > 0 ? before : record_end_of(record);
+            record_end = __shfl_sync(~0u, end, last);
+            record += (uint32_t)last + (behind < 0 ? 1 : 0);
+        }
+    }
+
+    // record_end_of returns where the tasks of the record before this one end.
+    __device__ uint32_t record_end_of(uint32_t i) const {
+        return i > 0 ? __ldg(&ends[i - 1].tasks) : 0;
+    }
+
+    // next returns the next task; record -1 after the last.
+    __device__ prefill_task next() {
+        prefill_task t = {};
+        t.record = -1;
+        if (index >= plan->num_tasks) {
+            return t;
+        }
+        find();
+        const attn_prefill_record &r = records[record];
+        t.record = (int32_t)record;
+        t.tile =
+            attn_prefill_tile_of(&r, (int32_t)(index - record_first), args.kv_heads, args.group);
+        t.walk = begin(r, t.tile);
+        t.is_empty = !prefill_next(t.walk, args.block_tokens, lane);
+        index = gridDim.x + __shfl_sync(~0u, taken, 0);
+        take();
+        return t;
+    }
+
+    // begin begins a walk before its first step.
+    __device__ prefill_walk begin(const attn_prefill_record &r, const attn_prefill_tile &t) const {
+        prefill_walk w;
+        w.first = max(r.seen_first + t.token_first, 0);
+        w.end = min(r.seen_end + t.token_first + t.tokens - 1, r.kv_len);
+        if (t.tokens == 0 || w.first >= w.end) {
+            w.first = w.end = 0;
+        }
+        w.key = (w.end + ATTN_PREFILL_KEYS - 1) & ~(ATTN_PREFILL_KEYS - 1);
+        w.blocks = nullptr;
+        w.low = w.high = 0;
+        if (r.mask_start) {
+            const int32_t q_block = t.token_first / r.q_block;
+            w.blocks = r.mask_blocks;
+            w.low = t.tokens > 0 ? (int32_t)__ldg(r.mask_start + q_block) : 0;
+            w.high = t.tokens > 0 ? (int32_t)__ldg(r.mask_start + q_block + 1) : 0;
+            int32_t above = w.high; // the first that begins behind the keys
+            for (int32_t low = w.low; low < above;) {
+                const int32_t middle = low + (above - low) / 2;
+                if ((int64_t)__ldg(w.blocks + middle) * args.block_tokens < w.end) {
+                    low = middle + 1;
+                } else {
+                    above = middle;
+                }
+            }
+            w.high = above;
+        }
+        return w;
+    }
+
+    // leave ends the CTA's part; the last CTA leaves the counters as they were.
+    __device__ void leave() const {
+        if (lane == 0 && atomicAdd(&args.counters[1], 1) == gridDim.x - 1) {
+            args.counters[0] = 0;
+            args.counters[1] = 0;
+        }
+    }
+};
+
+template <typename Traits>
+struct prefill_loader {
+    typename Traits::smem &s;
+    const prefill_args &args;
+    const int lane;
+    prefill_ring keys, values; // where it stands among stages
+
+    __device__ prefill_loader(typename Traits::smem &smem, const prefill_args &a)
+        : s(smem), args(a), lane((int)threadIdx.x % 32) {}
+
+    // begin_copy lets a stage's barrier wait for a copy of a whole stage.
+    __device__ void begin_copy(const prefill_ring &at, const uint64_t *full) const {
+        if (lane == 0) {
+            ptx::mbar_arrive_expect(ptx::s_addr(&full[at.index]), Traits::kStageBytes);
+        }
+        __syncwarp();
+    }
+
+    // copy copies the lane's run of a step, `live` tokens from g_run on and zeros behind them.
+    __device__ void copy(uint32_t s_tiles, const char *g_run, int32_t live, uint32_t s_bar) const {
+        const int runs_log2 = 7 - args.run_log2;
+        const int run = lane & ((1 << runs_log2) - 1), half = lane >> runs_log2;
+        if (half < Traits::kHalves) {
+            const int32_t skip = (1 << args.run_log2) - live;
+            const uint64_t at =
+                (uint64_t)(uintptr_t)g_run - args.map_base - (uint64_t)skip * Traits::kRowBytes;
+            const uint32_t s_dst = s_tiles + (uint32_t)half * Traits::kTileBytes +
+                                   ((uint32_t)run << args.run_log2) * 128;
+            ptx::tensor_copy(s_dst, &args.map, half * 64, skip, (int32_t)((uint32_t)at >> 4),
+                             (int32_t)(at >> 32), s_bar);
+        }
+    }
+
+    __device__ void copy_keys(const char *g_run, int32_t live, const prefill_step &step) {
+        keys.wait_empty(s.k_empty);
+        if (lane == 0) {
+            s.steps[keys.index] = step;
+        }
+        begin_copy(keys, s.k_full);
+        copy(ptx::s_addr(s.k[keys.index]), g_run, live, ptx::s_addr(&s.k_full[keys.index]));
+        keys.advance(Traits::kStages);
+    }
+
+    __device__ void copy_values(const char *g_run, int32_t live) {
+        values.wait_empty(s.v_empty);
+        begin_copy(values, s.v_full);
+        copy(ptx::s_addr(s.v[values.index]), g_run, live, ptx::s_addr(&s.v_full[values.index]));
+        values.advance(Traits::kStages);
+    }
+
+    // entry_of returns the table entry of the lane's run.
+    __device__ uint32_t entry_of(const attn_prefill_record &r, int32_t run_key,
+                                 bool is_read) const {
+        return !is_read                      ? 0
+               : args.block_tokens_log2 >= 0 ? __ldg(r.table + (run_key >> args.block_tokens_log2))
+                                             : __ldg(r.table + run_key / args.block_tokens);
+    }
+
+    // shows says whether any of the lane's run is seen.
+    __device__ bool shows(const prefill_walk &w, int32_t in_step) const {
+        const int32_t key = w.key + in_step, run_tokens = 1 << args.run_log2;
+        return (w.seen >> (in_step / 16) & ((1u << run_tokens / 16) - 1)) != 0 && key < w.end &&
+               key + run_tokens > w.first;
+    }
+
+    // load_task copies keys and values of a task.  In place of runs that are not seen comes another
+    // of the same step: it does no harm, and a box of zeros alone would read address 0.
+    __device__ void load_task(const attn_prefill_record &r, const prefill_task &t) {
+        prefill_walk w = t.walk;
+        const char *k = r.k + t.tile.kv_head * args.k_head_bytes;
+        const char *v = r.v + t.tile.kv_head * args.v_head_bytes;
+        const int runs_log2 = 7 - args.run_log2, run_tokens = 1 << args.run_log2;
+        const int32_t in_step = (lane & ((1 << runs_log2) - 1)) << args.run_log2;
+        int32_t run_key = w.key + in_step;
+        bool is_read = shows(w, in_step);
+        uint32_t entry = entry_of(r, run_key, is_read);
+        int64_t values_offset = 0; // of the values that are still to be copied
+        int32_t values_live = 0;
+        for (bool is_first = true, is_last = false; !is_last;) {
+            const int32_t key = w.key;
+            const uint32_t seen = w.seen;
+            int32_t live = min(w.end - run_key, run_tokens);
+            const uint32_t in_block = args.block_tokens_log2 >= 0
+                                          ? (uint32_t)run_key & (uint32_t)(args.block_tokens - 1)
+                                          : (uint32_t)run_key % (uint32_t)args.block_tokens;
+            int64_t offset =
+                (int64_t)(entry * args.block_stride) + (int64_t)in_block * Traits::kRowBytes;
+            const int seen_lane = __ffs((int)__ballot_sync(~0u, is_read)) - 1;
+            const int from = is_read ? lane : seen_lane;
+            live = __shfl_sync(~0u, live, from);
+            offset = __shfl_sync(~0u, offset, from);
+            is_last = !prefill_next(w, args.block_tokens, lane);
+            run_key = w.key + in_step;
+            is_read = !is_last && shows(w, in_step);
+            entry = entry_of(r, run_key, is_read); // comes while the copies are issued
+
+            // Keys go ahead of the values of the step before, which are wanted later.
+            copy_keys(k + offset, live, prefill_step{key, seen, is_last, 0});
+            if (!is_first) {
+                copy_values(v + values_offset, values_live);
+            }
+            is_first = false;
+            values_offset = offset;
+            values_live = live;
+        }
+        copy_values(v + values_offset, values_live);
+    }
+
+    __device__ void run() {
+        prefill_ring places;
+        for (;;) {
+            places.wait_full(s.task_full);
+            const prefill_task &t = s.tasks[places.index];
+            const bool is_end = t.record < 0;
+            if (!is_end && !t.is_empty) {
+                load_task(s.records[places.index], t);
+            }
+            __syncwarp();
+            if (lane == 0) {
+                ptx::mbar_arrive(ptx::s_addr(&s.task_empty[places.index]));
+            }
+            if (is_end) {
+                return;
+            }
+            places.advance(Traits::kTasks);
+        }
+    }
+};
+
+// prefill_scheduler puts tasks and their records into the places.
+template <typename Traits>
+__device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &args) {
+    prefill_ring places;
+    prefill_tasks tasks(args);
+    const int lane = tasks.lane;
+    for (bool is_end = false; !is_end;) {
+        const prefill_task t = tasks.next();
+        is_end = t.record < 0;
+        places.wait_empty(s.task_empty);
+        if (!is_end) {
+            const uint4 *from = (const uint4 *)&tasks.records[t.record];
+            uint4 *to = (uint4 *)&s.records[places.index];
+            for (int i = lane; i < (int)sizeof(attn_prefill_record) / 16; i += 32) {
+                to[i] = __ldg(from + i);
+            }
+        }
+        if (lane == 0) {
+            s.tasks[places.index] = t;
+        }
+        __syncwarp();
+        if (lane == 0) {
+            ptx::mbar_arrive(ptx::s_addr(&s.task_full[places.index]));
+        }
+        places.advance(Traits::kTasks);
+    }
+    tasks.leave();
+}
+
+// prefill_pair_dims returns the two dims of pair p.
+__device__ __forceinline__ int2 prefill_pair_dims(int p, const attn_prefill_record &r) {
+    return r.flags & ATTN_PREFILL_INTERLEAVED ? make_int2(2 * p, 2 * p + 1)
+                                              : make_int2(p, p + r.rotary_dim / 2);
+}
+
+template <typename Traits>
+struct prefill_query_loader {
+    using T = typename Traits::type;
+    static constexpr int kThreads = 32 * Traits::kQueryWarps;
+
+    typename Traits::smem &s;
+    const prefill_args &args;
+    const int thread; // of kThreads
+
+    __device__ prefill_query_loader(typename Traits::smem &smem, const prefill_args &a)
+        : s(smem), args(a), thread((int)threadIdx.x - 64) {}
+
+    __device__ void copy(const attn_prefill_record &r, const attn_prefill_tile &t,
+                         unsigned char *s_q) const {
+        constexpr int kStep = kThreads / Traits::kPieces; // rows that are copied at a time
+        const int piece = thread % Traits::kPieces;
+        const int tile_heads = r.tile_heads, num_tokens = t.tokens, num_heads = t.heads;
+        const int64_t token_bytes = r.q_token_bytes, head_bytes = r.q_head_bytes;
+        const uint32_t inverse = r.heads_inverse;
+        const char *q = r.q + t.token_first * token_bytes +
+                        (t.kv_head * args.group + t.head_first) * head_bytes + piece * 16;
+        const uint32_t s_base = ptx::s_addr(s_q);
+#pragma unroll 8
+        for (int row = thread / Traits::kPieces; row < Traits::kRows; row += kStep) {
+            const int token = (int)((uint32_t)row * inverse >> 16), head = row - token * tile_heads;
+            const bool is_row = token < num_tokens && head < num_heads;
+            const char *src = is_row ? q + token * token_bytes + head * head_bytes : r.q;
+            ptx::cp_async_16_or_zero(s_base + prefill_place<Traits>(row, piece), src, is_row);
+        }
+        ptx::cp_async_wait();
+    }
+
+    __device__ static T *element(unsigned char *s_q, int row, int dim) {
+        return (T *)(s_q + prefill_place<Traits>(row, dim / 8) + dim % 8 * 2);
+    }
+
+    __device__ void rotate(const attn_prefill_record &r, const attn_prefill_tile &t,
+                           unsigned char *s_q) const {
+        const int pairs = r.rotary_dim / 2, rows = t.tokens * r.tile_heads;
+        const float2 *angles = (const float2 *)args.angles + r.angles_first +
+                               (int64_t)(t.token_first - r.q_first) * pairs;
+#pragma unroll 2
+        for (int i = thread; i < rows * pairs; i += kThreads) {
+            const int row = i / pairs, p = i - row * pairs;
+            const int2 dims = prefill_pair_dims(p, r);
+            const float2 angle = __ldg(angles + prefill_row_token(r, row) * pairs + p);
+            attn_rotate(*element(s_q, row, dims.x), *element(s_q, row, dims.y), angle,
+                        r.attention_factor);
+        }
+    }
+
+    // negate changes the sign of all queries, for a scale below 0.
+    __device__ void negate(unsigned char *s_q) const {
+#pragma unroll 1
+        for (int i = thread; i < Traits::kConsumers * Traits::kGroupBytes / 4; i += kThreads) {
+            ((uint32_t *)s_q)[i] ^= 0x80008000;
+        }
+    }
+
+    __device__ void load(const attn_prefill_record &r, const attn_prefill_tile &t,
+                         unsigned char *s_q) const {
+        copy(r, t, s_q);
+        if (r.inv_freq || r.flags & ATTN_PREFILL_NEGATIVE) {
+            ptx::bar_sync(BAR_QUERIES, kThreads); // copied
+            if (r.flags & ATTN_PREFILL_NEGATIVE) {
+                negate(s_q);
+                ptx::bar_sync(BAR_QUERIES, kThreads);
+            }
+            if (r.inv_freq) {
+                rotate(r, t, s_q);
+            }
+        }
+        ptx::fence_async_shared();
+    }
+
+    __device__ void run() {
+        prefill_ring places;
+        for (bool is_end = false; !is_end;) {
+            places.wait_full(s.task_full);
+            const prefill_task &t = s.tasks[places.index];
+            is_end = t.record < 0;
+            if (!is_end) {
+                load(s.records[places.index], t.tile, s.q[places.index]);
+            }
+            __syncwarp();
+            if (thread % 32 == 0) {
+                ptx::mbar_arrive(ptx::s_addr(&s.q_full[places.index]));
+            }
+            places.advance(Traits::kTasks);
+        }
+    }
+};
+
+#endif

@@ -1,0 +1,299 @@
+// prefill_math is what a consumer warpgroup computes: 64 query rows over 128 keys at a time.
+//
+//     S [64 rows, 128 keys] = Q K^T      both from shared memory
+//     O [64 rows, dims]    += P V        P from registers: S's fragments are those of a left side
+//
+// Lane (g, t) = (lane / 4, lane % 4) of warp w has rows 16 w + g ("row 0") and 16 w + g + 8 ("row
+// 1"), and of each 8 keys or dims the two from 2t on.
+#ifndef ATTND_ATTENTION_CUDA_PREFILL_MATH_CUH
+#define ATTND_ATTENTION_CUDA_PREFILL_MATH_CUH
+
+#include "attention/cuda/attn_math.cuh"
+#include "attention/cuda/prefill_traits.cuh"
+
+// A maximum this far (log2) behind the true one is good enough: sums stay within float32, and the
+// weights within fp16.  Most steps then leave the sums as they are.
+#define PREFILL_SLACK_LOG2 8.0f
+
+// prefill_row is what one query row of a lane sees.
+struct prefill_row {
+    int32_t token;      // of the row; may lie behind the tile
+    int32_t first, end; // keys that causal and window show
+    bool is_row;        // there is such a row
+};
+
+template <typename Traits>
+__device__ __forceinline__ prefill_row prefill_row_of(const attn_prefill_record &r,
+                                                      const attn_prefill_tile &t, int row) {
+    const int token = prefill_row_token(r, row);
+    prefill_row x;
+    x.token = t.token_first + token;
+    x.first = r.seen_first + x.token;
+    x.end = min(r.seen_end + x.token, r.kv_len);
+    x.is_row = token < t.tokens && row - token * r.tile_heads < t.heads;
+    return x;
+}
+
+// prefill_tree_bits returns what the tree mask says of keys [key, key + 32) for a token: bit b is
+// set when key + b is old or its bit is.
+__device__ __forceinline__ uint32_t prefill_tree_bits(const attn_prefill_record &r, int32_t token,
+                                                      int32_t key) {
+    const int32_t bit = key - (r.kv_len - r.q_len); // of the first key
+    if (bit <= -32) {
+        return ~0u;
+    }
+    const uint32_t *tree =
+        (const uint32_t *)(r.tree_mask + (int64_t)token * r.tree_words); // little-endian
+    const int32_t word = bit < 0 ? -1 : bit / 32, last = 2 * r.tree_words - 1;
+    const uint32_t low = word < 0 ? ~0u : word <= last ? __ldg(tree + word) : 0;
+    const uint32_t high = word < last ? __ldg(tree + word + 1) : 0;
+    return __funnelshift_r(low, high, (uint32_t)bit & 31);
+}
+
+// prefill_range_bits has the bits of keys [first, end) among keys [key, key + 32).
+__device__ __forceinline__ uint32_t prefill_range_bits(int32_t first, int32_t end, int32_t key) {
+    const int32_t low = min(max(first - key, 0), 32), high = min(max(end - key, 0), 32);
+    // Shifts by 32 give 0 in funnels that clamp.
+    return __funnelshift_lc(0, ~0u, (uint32_t)low) & ~__funnelshift_lc(0, ~0u, (uint32_t)high);
+}
+
+// prefill_kind is what a step's scores go through before softmax.  One piece of code each: in the
+// usual ones no branch stands between starting products and waiting for them, since the compiler
+// waits before a branch.
+enum prefill_kind {
+    PREFILL_PLAIN,  // nothing
+    PREFILL_MASKED, // causal, window and block mask
+    PREFILL_BENT,   // softcap, ALiBi and tree mask too
+};
+
+template <typename Traits>
+struct prefill_rows {
+    static constexpr int kScores = Traits::kKeys / 2;
+    static constexpr int kOuts = Traits::kDim / 2;
+
+    float o[kOuts];   // sums of exp2(x - m) * v
+    float m[2], l[2]; // m, and this lane's part of the sum of exp2(x - m)
+    uint32_t p[Traits::kKeys / 16][4];
+
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int i = 0; i < kOuts; i++) {
+            o[i] = 0;
+        }
+        m[0] = m[1] = -INFINITY;
+        l[0] = l[1] = 0;
+    }
+
+    // score starts S = Q K^T.
+    static __device__ __forceinline__ void score(float (&s)[kScores], uint64_t q, uint64_t k) {
+#pragma unroll
+        for (int i = 0; i < Traits::kDim / 16; i++) {
+            ptx::wgmma_tiles<typename Traits::type>(
+                s, ptx::wgmma_moved(q, i / 4 * Traits::kQueryTileBytes + i % 4 * 32),
+                ptx::wgmma_moved(k, i / 4 * Traits::kTileBytes + i % 4 * 32), i > 0);
+        }
+    }
+
+    // gather starts O += P V.
+    __device__ __forceinline__ void gather(uint64_t v) {
+#pragma unroll
+        for (int i = 0; i < Traits::kKeys / 16; i++) {
+            ptx::wgmma_weights<typename Traits::type>(o, p[i], ptx::wgmma_moved(v, i * 16 * 128));
+        }
+    }
+
+    // bend applies softcap, bias and masks to scores, and returns the factor that makes them logits
+    // of base 2.
+    template <prefill_kind kKind>
+    static __device__ __forceinline__ float bend(float (&s)[kScores], const attn_prefill_record &r,
+                                                 const attn_prefill_tile &t, int row,
+                                                 const prefill_step &step, int group) {
+        float c = r.scale_log2;
+        const int pair = 2 * (ptx::thread() % 4);
+        if constexpr (kKind == PREFILL_BENT) {
+            if (r.cap_log2 > 0) {
+#pragma unroll
+                for (int i = 0; i < kScores; i++) {
+                    s[i] = r.cap_log2 * attn_tanh(s[i] * r.cap_scale);
+                }
+                c = 1;
+            }
+            if (r.alibi_slopes) {
+                bias(s, r, t, row, step.key + pair, c, group);
+                c = 1;
+            }
+        }
+        if constexpr (kKind != PREFILL_PLAIN) {
+            mask<kKind>(s, r, t, row, step, pair);
+        }
+        return c;
+    }
+
+    // bias makes logits of base 2 of the scores and adds ALiBi's.
+    static __device__ __forceinline__ void bias(float (&s)[kScores], const attn_prefill_record &r,
+                                                const attn_prefill_tile &t, int row, int32_t key,
+                                                float c, int group) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const prefill_row x = prefill_row_of<Traits>(r, t, row + 8 * e);
+            const int head = t.kv_head * group + t.head_first + row + 8 * e -
+                             (x.token - t.token_first) * r.tile_heads;
+            const float slope = x.is_row ? -1.4426950408889634f * __ldg(r.alibi_slopes + head) : 0;
+            const int32_t ahead = r.kv_len - r.q_len + x.token - key;
+#pragma unroll
+            for (int i = 0; i < kScores / 2; i++) {
+                float &y = s[i / 2 * 4 + i % 2 + 2 * e];
+                y = fmaf(slope, (float)abs(ahead - (i / 2 * 8 + i % 2)), c * y);
+            }
+        }
+    }
+
+    template <prefill_kind kKind>
+    static __device__ __forceinline__ void mask(float (&s)[kScores], const attn_prefill_record &r,
+                                                const attn_prefill_tile &t, int row,
+                                                const prefill_step &step, int pair) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const prefill_row x = prefill_row_of<Traits>(r, t, row + 8 * e);
+#pragma unroll
+            for (int w = 0; w < Traits::kKeys / 32; w++) { // words of 32 keys
+                const int32_t key = step.key + 32 * w;
+                uint32_t bits = prefill_range_bits(x.first, x.end, key) &
+                                ((step.seen >> (2 * w) & 1 ? 0x0000ffff : 0) |
+                                 (step.seen >> (2 * w + 1) & 1 ? 0xffff0000 : 0));
+                if (kKind == PREFILL_BENT && r.tree_mask && x.is_row) {
+                    bits &= prefill_tree_bits(r, x.token, key);
+                }
+                bits >>= pair;
+#pragma unroll
+                for (int i = 0; i < 8; i++) { // keys 8 j and 8 j + 1 of this lane
+                    float &y = s[16 * w + i / 2 * 4 + i % 2 + 2 * e];
+                    y = bits >> (i / 2 * 8 + i % 2) & 1 ? y : -INFINITY;
+                }
+            }
+        }
+    }
+
+    // weigh turns scores into exp2(x - m), and returns by what the sums so far are to be
+    // multiplied; l already is.  A row's m moves by what the row itself sees, never by its
+    // neighbours, so that its bits do not depend on them.
+    __device__ __forceinline__ float2 weigh(float (&s)[kScores], float c) {
+        float top[4] = {s[0], s[1], s[2], s[3]}; // two chains a row
+#pragma unroll
+        for (int i = 4; i < kScores; i++) {
+            top[i % 4] = fmaxf(top[i % 4], s[i]);
+        }
+        float shrink[2], base[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float t = fmaxf(top[2 * e], top[2 * e + 1]);
+            t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
+            t = fmaxf(t, __shfl_xor_sync(~0u, t, 2)) * c;
+            const float next = t > m[e] + PREFILL_SLACK_LOG2 ? t : m[e];
+            base[e] = next == -INFINITY ? 0 : next;
+            shrink[e] = ptx::exp2(m[e] - base[e]);
+            m[e] = next;
+        }
+        float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < kScores; i++) {
+            s[i] = ptx::exp2(fmaf(s[i], c, -base[i / 2 % 2]));
+            sum[i % 4] += s[i];
+        }
+        l[0] = fmaf(l[0], shrink[0], sum[0] + sum[1]);
+        l[1] = fmaf(l[1], shrink[1], sum[2] + sum[3]);
+        return make_float2(shrink[0], shrink[1]);
+    }
+
+    // end_weigh keeps the weights before what follows.  The compiler moves a wait for products as
+    // far up as it can, in front of all exponentials; it does not move it across a branch that
+    // depends on them.
+    __device__ __forceinline__ void end_weigh() const {
+        if (l[0] + l[1] < 0) { // never
+            asm volatile("trap;");
+        }
+    }
+
+    // pack makes P of the weights.
+    __device__ __forceinline__ void pack(const float (&s)[kScores]) {
+#pragma unroll
+        for (int i = 0; i < Traits::kKeys / 16; i++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                p[i][k] = ptx::pack<typename Traits::type>(s[8 * i + 2 * k], s[8 * i + 2 * k + 1]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void scale(float2 by) {
+        if (__any_sync(~0u, by.x != 1 || by.y != 1)) {
+#pragma unroll
+            for (int i = 0; i < kOuts; i++) {
+                o[i] *= i & 2 ? by.y : by.x;
+            }
+        }
+    }
+
+    // write writes out and LSE.  Lanes of a row exchange 4-byte pieces, so that each stores 16.
+    __device__ __forceinline__ void write(const attn_prefill_record &r, const attn_prefill_tile &t,
+                                          int row, int group) {
+        const int lane = ptx::thread() % 32, quarter = lane % 4;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const prefill_row x = prefill_row_of<Traits>(r, t, row + 8 * e);
+            const int head = t.kv_head * group + t.head_first + row + 8 * e -
+                             (x.token - t.token_first) * r.tile_heads;
+            float sum = l[e] + __shfl_xor_sync(~0u, l[e], 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            float whole = sum;
+            if (x.is_row && r.sinks && !(r.flags & ATTN_PARTIAL)) {
+                whole += ptx::exp2(1.4426950408889634f * __ldg(r.sinks + head) - m[e]);
+            }
+            const float by = sum == 0 ? 0 : 1 / whole;
+            typename Traits::type *out =
+                (typename Traits::type *)r.out + x.token * r.out_token + head * r.out_head;
+#pragma unroll
+            for (int i = 0; i < kOuts / 16; i++) {
+                // Lane t gets dims [32 i + 8 t, + 8): piece n comes from lane n.
+                uint32_t mine[4], got[4];
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    const float *y = &o[16 * i + 4 * n + 2 * e];
+                    mine[n] = ptx::pack<typename Traits::type>(y[0] * by, y[1] * by);
+                }
+                exchange(mine, got, quarter);
+                if (x.is_row) {
+                    *(uint4 *)(out + 32 * i + 8 * quarter) =
+                        make_uint4(got[0], got[1], got[2], got[3]);
+                }
+            }
+            if (x.is_row && r.lse && quarter == 0) {
+                r.lse[head * r.lse_head + x.token] =
+                    sum == 0 ? -INFINITY : fmaf(m[e], 0.6931471805599453f, logf(sum));
+            }
+        }
+    }
+
+    // exchange transposes 4 x 4 words over four lanes: got[n] is word `quarter` of lane n.
+    static __device__ __forceinline__ void exchange(const uint32_t (&mine)[4], uint32_t (&got)[4],
+                                                    int quarter) {
+        uint32_t x[4];
+        const bool odd = quarter & 1, high = quarter & 2;
+#pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+            const uint32_t give = odd ? mine[n] : mine[n + 1];
+            const uint32_t take = __shfl_xor_sync(~0u, give, 1);
+            x[n] = odd ? take : mine[n];
+            x[n + 1] = odd ? mine[n + 1] : take;
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const uint32_t give = high ? x[n] : x[n + 2];
+            const uint32_t take = __shfl_xor_sync(~0u, give, 2);
+            got[n] = high ? take : x[n];
+            got[n + 2] = high ? x[n + 2] : take;
+        }
+    }
+};
+
+#endif

@@ -1,0 +1,119 @@
+// prefill_traits holds the constants of the prefill kernel and its shared memory.  README.md has
+// the picture.
+#ifndef ATTND_ATTENTION_CUDA_PREFILL_TRAITS_CUH
+#define ATTND_ATTENTION_CUDA_PREFILL_TRAITS_CUH
+
+#include "attention/cuda/attn_prefill.h"
+#include "attention/cuda/prefill_instance.h"
+#include "attention/cuda/wgmma.cuh"
+
+static_assert(sizeof(attn_prefill_record) % 16 == 0 && sizeof(attn_prefill_head) % 16 == 0,
+              "a record is copied in 16-byte pieces");
+
+// prefill_walk is the keys of a task, step after step from the last to the first.
+struct prefill_walk {
+    int32_t first, end;     // keys that causal and window show
+    int32_t key;            // of the step
+    uint32_t seen;          // of the step, as in prefill_step
+    const uint32_t *blocks; // NULL = no block mask; else listed blocks [low, high) are still ahead
+    int32_t low, high;
+};
+
+// prefill_task is a tile of a KV head of a record.
+struct prefill_task {
+    int32_t record;   // -1 = there are no more
+    int32_t is_empty; // no key is seen
+    attn_prefill_tile tile;
+    int32_t reserved;
+    prefill_walk walk; // at its first step
+};
+
+// prefill_step is what the consumers know of 128 keys in a stage.
+struct alignas(16) prefill_step {
+    int32_t key;      // the first
+    uint32_t seen;    // bit b: the block mask shows keys [16 b, 16 b + 16) of them
+    uint32_t is_last; // of the task
+    uint32_t reserved;
+};
+
+// prefill_ring is a place in a ring of buffers, each with a barrier "full" and one "empty".
+struct prefill_ring {
+    uint32_t index = 0, phase = 0;
+
+    __device__ __forceinline__ void advance(uint32_t num) {
+        index++;
+        if (index == num) {
+            index = 0;
+            phase ^= 1;
+        }
+    }
+    __device__ __forceinline__ void wait_full(const uint64_t *full) const {
+        ptx::mbar_wait(ptx::s_addr(&full[index]), phase);
+    }
+    __device__ __forceinline__ void wait_empty(const uint64_t *empty) const {
+        ptx::mbar_wait(ptx::s_addr(&empty[index]), phase ^ 1);
+    }
+};
+
+template <int kHeadDim, typename T>
+struct prefill_traits {
+    using type = T;
+    static constexpr int kDim = kHeadDim;
+    static constexpr int kRowBytes = kHeadDim * 2;
+    static constexpr int kHalves = kHeadDim / 64; // tiles of 64 columns side by side
+    static constexpr int kKeys = ATTN_PREFILL_KEYS;
+    static constexpr int kPieces = kRowBytes / 16; // 16-byte pieces of a row
+
+    // Warpgroups: the first one loads, each other computes 64 query rows.
+    static constexpr int kConsumers = 2;
+    static constexpr int kRows = 64 * kConsumers;
+    static constexpr int kThreads = 128 * (kConsumers + 1);
+    static constexpr int kConsumerWarps = 4 * kConsumers;
+    static constexpr int kQueryWarps = 2; // that load queries
+    static constexpr int kLoaderRegisters = 72;
+    static constexpr int kConsumerRegisters = 216;
+    static_assert(kLoaderRegisters + kConsumers * kConsumerRegisters <= 65536 / 128,
+                  "the registers of an SM");
+
+    static constexpr int kStages = kHeadDim == 128 ? 2 : 4; // of keys, and of values
+    static constexpr int kTileBytes = kKeys * 128;          // a tile of keys or values
+    static constexpr int kStageBytes = kHalves * kTileBytes;
+    static constexpr int kQueryTileBytes = 64 * 128;
+    static constexpr int kGroupBytes = kHalves * kQueryTileBytes; // queries of a warpgroup
+    static constexpr int kTasks = 2;                              // under way
+
+    struct smem {
+        alignas(1024) unsigned char q[kTasks][kConsumers * kGroupBytes];
+        alignas(1024) unsigned char k[kStages][kStageBytes];
+        alignas(1024) unsigned char v[kStages][kStageBytes];
+        alignas(16) attn_prefill_record records[kTasks];
+        alignas(16) prefill_step steps[kStages];
+        prefill_task tasks[kTasks];
+        uint64_t k_full[kStages], k_empty[kStages];
+        uint64_t v_full[kStages], v_empty[kStages];
+        uint64_t task_full[kTasks]; // task and record are there
+        uint64_t q_full[kTasks];    // its queries too
+        uint64_t task_empty[kTasks];
+    };
+    static_assert(sizeof(smem) <= 227 * 1024, "what a CTA can have");
+};
+
+// Named barriers; 0 is __syncthreads.
+enum prefill_barrier {
+    BAR_QUERIES = 1, // the warps that load queries
+    BAR_TURN = 2,    // + n: consumer n may issue its products
+};
+
+// prefill_row_token returns the token of a query row, counted from the tile's first.
+__device__ __forceinline__ int prefill_row_token(const attn_prefill_record &r, int row) {
+    return (int)((uint32_t)row * r.heads_inverse >> 16);
+}
+
+// prefill_place is where piece `piece` of query row `row` of a tile lies.
+template <typename Traits>
+__device__ __forceinline__ uint32_t prefill_place(int row, int piece) {
+    return (uint32_t)(row / 64 * Traits::kGroupBytes + piece / 8 * Traits::kQueryTileBytes +
+                      row % 64 * 128 + ((piece ^ row) & 7) * 16);
+}
+
+#endif

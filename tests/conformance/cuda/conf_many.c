@@ -1,0 +1,115 @@
+// Launches with rows of many query tokens, and block masks, which only the prefill kernel takes.
+#include <string.h>
+
+#include "tests/conformance/cuda/conf_cases.h"
+
+static conf_spec many(attnd_dtype dtype, int32_t head_dim, uint64_t seed) {
+    conf_spec s = conf_base(dtype, head_dim, seed);
+    s.num_rows = 7;
+    static const conf_row rows[] = {
+        {300, 300, 300, 0, 300}, {77, 1, 1, 0, 1},       {513, 140, 100, 0, 140}, {0, 3, 0, 0, 3},
+        {70, 131, 70, 0, 131},   {400, 260, 0, 129, 70}, {33, 0, 5, 0, 0}};
+    memcpy(s.rows, rows, sizeof(rows));
+    return s;
+}
+
+static void add_many_types(bool is_short) {
+    static const int32_t blocks[] = {16, 32, 48, 64, 128, 256};
+    for (uint64_t i = 0; i < (is_short ? 4 : 24); i++) {
+        conf_spec s = many(conf_dtype_of(i), conf_head_dim_of(i), 1100 + i);
+        s.block_tokens = blocks[i / 4];
+        conf_add("many_query_tokens_match_the_reference", CONF_MODE_AUTO | CONF_MODE_DETERMINISTIC,
+                 &s);
+    }
+}
+
+static void add_many_features(void) {
+    for (uint64_t i = 0; i < 14; i++) {
+        uint32_t feature = 1u << i;
+        if (feature & (CONF_ROPE_INTERLEAVED | CONF_POSITIONS)) {
+            feature |= CONF_ROPE;
+        }
+        for (uint64_t j = 0; j < 4; j++) {
+            conf_spec s = many(conf_dtype_of(i + j), j % 2 ? 64 : 128, 1200 + 4 * i + j);
+            s.features = feature | (j % 2 && feature != CONF_TREE ? CONF_CAUSAL : 0);
+            s.block_tokens = j < 2 ? 32 : 64;
+            s.q_heads = j < 2 ? 4 : 6;
+            conf_add("each_feature_with_many_query_tokens_matches_the_reference", CONF_MODE_AUTO,
+                     &s);
+        }
+    }
+}
+
+static void add_many_ratios(void) {
+    static const int32_t ratios[] = {1, 3, 4, 5, 6, 7, 8, 12, 16, 17, 64, 100, 128, 200};
+    for (uint64_t i = 0; i < sizeof(ratios) / sizeof(*ratios); i++) {
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1300 + i);
+        s.kv_heads = ratios[i] > 16 ? 1 : 3;
+        s.q_heads = s.kv_heads * ratios[i];
+        s.block_tokens = i % 3 ? 64 : 16;
+        s.features |= i % 2 ? CONF_ROPE | CONF_SINKS : 0;
+        s.num_rows = 2;
+        s.rows[0] = (conf_row){150, 66, 66, 0, 66};
+        s.rows[1] = (conf_row){40, 33, 33, 5, 20};
+        conf_add("head_ratios_with_many_query_tokens_match_the_reference", CONF_MODE_AUTO, &s);
+    }
+}
+
+// Lengths and windows whose edges lie at, before and behind those of steps and tiles.
+static void add_many_edges(void) {
+    for (uint64_t i = 0; i < 8; i++) {
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1400 + i);
+        static const uint32_t features[] = {CONF_CAUSAL, 0, CONF_CAUSAL | CONF_WINDOW_LEFT,
+                                            CONF_WINDOW_LEFT | CONF_WINDOW_RIGHT};
+        s.features = features[i / 2];
+        s.block_tokens = i % 2 ? 64 : 16;
+        s.q_heads = s.kv_heads = 1;
+        s.num_rows = 0;
+        for (int32_t edge = 64; edge <= 384; edge += 64) {
+            for (int32_t n = edge - 1; n <= edge + 1; n++) {
+                s.rows[s.num_rows++] = (conf_row){n, n, n, 0, n};
+                s.rows[s.num_rows++] = (conf_row){n + 100, edge / 2 + 1, 0, 0, edge / 2 + 1};
+            }
+        }
+        conf_add("edges_of_steps_and_tiles_match_the_reference", CONF_MODE_AUTO, &s);
+    }
+}
+
+static void add_many_random(int num, uint64_t seed) {
+    static const int32_t ratios[] = {1, 2, 4, 8, 3, 16, 6, 12};
+    static const double logits[] = {1, 1, 4, 30, 0.01, 1000};
+    for (int i = 0; i < num; i++) {
+        uint64_t state = seed + (uint64_t)i;
+        conf_spec s = conf_base(conf_dtype_of(conf_random(&state)),
+                                conf_head_dim_of(conf_random(&state)), seed + (uint64_t)i);
+        s.kv_heads = 1 + conf_below(&state, 3);
+        s.q_heads = s.kv_heads * ratios[conf_below(&state, 8)];
+        s.block_tokens = 16 << conf_below(&state, 4);
+        s.features = (uint32_t)conf_random(&state) & (uint32_t)conf_random(&state) &
+                     (CONF_ALL_FEATURES & ~(uint32_t)CONF_TOKEN_MAJOR);
+        s.logit = logits[conf_below(&state, 6)];
+        s.num_rows = (uint32_t)(1 + conf_below(&state, 8));
+        for (uint32_t r = 0; r < s.num_rows; r++) {
+            int32_t kv = conf_below(&state, conf_below(&state, 3) ? 200 : 900);
+            int32_t q = conf_below(&state, conf_below(&state, 2) ? 9 : 1 + 2000 / s.q_heads);
+            int32_t most = q < kv ? q : kv;
+            int32_t first = conf_below(&state, q + 1);
+            first = conf_below(&state, 2) ? 0 : first;
+            s.rows[r] = (conf_row){kv, q, conf_below(&state, most + 1), first, q - first};
+        }
+        conf_add("random_launches_of_many_query_tokens_match_the_reference",
+                 CONF_MODE_AUTO | CONF_MODE_DETERMINISTIC, &s);
+    }
+}
+
+void conf_add_many(bool is_short) {
+    add_many_types(is_short);
+    if (is_short) {
+        add_many_random(6, 2000);
+        return;
+    }
+    add_many_features();
+    add_many_ratios();
+    add_many_edges();
+    add_many_random(60, 2000);
+}

@@ -1,0 +1,206 @@
+// The plan of the prefill kernel: random launches are planned, the tiles of all tasks are taken as
+// the device takes them, and together they must be the launch, each query row once.
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention/cuda/attn_prefill.h"
+#include "tests/check_main.h"
+
+enum { MAX_RECORDS = 64, KV_HEADS = 3, MAX_TOKENS = 400, MAX_GROUP = 300, TILE_ROWS = 128 };
+
+static union {
+    attn_prefill_head head;
+    unsigned char room[1 << 16];
+} plan __attribute__((aligned(16)));
+
+static attn_row rows[MAX_RECORDS];
+static attn_params params;
+static attn_prefill_limits limits;
+static attn_block_mask mask;
+static attn_rope rope;
+static _Alignas(16) uint16_t memory[64]; // whatever needs an address
+static uint32_t list[1];
+static uint64_t state;
+static unsigned char seen[KV_HEADS][MAX_TOKENS][MAX_GROUP];
+
+static int32_t below(int32_t n) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (int32_t)((state >> 33) % (uint64_t)n);
+}
+
+static void begin(int32_t group) {
+    params = (attn_params){.shape = {.q_dtype = ATTND_BF16,
+                                     .kv_dtype = ATTND_BF16,
+                                     .q_heads = KV_HEADS * group,
+                                     .kv_heads = KV_HEADS,
+                                     .head_dim = 128,
+                                     .v_head_dim = 128,
+                                     .block_tokens = 64},
+                           .pool = memory,
+                           .rows = rows};
+    limits = (attn_prefill_limits){.max_records = MAX_RECORDS,
+                                   .tile_rows = TILE_ROWS,
+                                   .least_rows = 1,
+                                   .max_angles = 1u << 20};
+}
+
+static attn_row *add_row(int32_t kv_len, int32_t q_len, int32_t q_first, int32_t q_count) {
+    attn_row *row = &rows[params.num_rows++];
+    *row = (attn_row){.q = (char *)memory + params.num_rows, // tells rows apart
+                      .kv_len = kv_len,
+                      .q_len = q_len,
+                      .q_first = q_first,
+                      .q_count = q_count,
+                      .flags = ATTN_CAUSAL,
+                      .window_left = -1,
+                      .window_right = -1};
+    return row;
+}
+
+static attnd_err make(attnd_errinfo *info) {
+    return attn_prefill_make(&plan.head, 64, &params, &limits, info);
+}
+
+static const attn_row *row_of(const attn_prefill_record *r) {
+    for (uint32_t i = 0; i < params.num_rows; i++) {
+        if (rows[i].q == r->q) {
+            return &rows[i];
+        }
+    }
+    ck_abort_msg("a record is of no row");
+    return NULL;
+}
+
+// check_record takes the tiles of a record's tasks.
+static void check_record(const attn_prefill_record *r, int32_t num_tasks, int32_t group) {
+    const attn_row *row = row_of(r);
+    memset(seen, 0, sizeof(seen));
+    for (int32_t n = 0; n < num_tasks; n++) {
+        attn_prefill_tile t = attn_prefill_tile_of(r, n, KV_HEADS, group);
+        ck_assert_int_le(t.tokens * r->tile_heads, TILE_ROWS);
+        ck_assert_int_le(t.heads, r->tile_heads);
+        for (int32_t token = t.token_first; token < t.token_first + t.tokens; token++) {
+            for (int32_t head = t.head_first; head < t.head_first + t.heads; head++) {
+                seen[t.kv_head][token][head]++;
+            }
+        }
+        if (row->block_mask && t.tokens > 0) {
+            ck_assert_int_eq(t.token_first / mask.q_block,
+                             (t.token_first + t.tokens - 1) / mask.q_block);
+        }
+    }
+    for (int32_t i = 0; i < TILE_ROWS; i++) {
+        ck_assert_int_eq((int32_t)((uint32_t)i * r->heads_inverse >> 16), i / r->tile_heads);
+    }
+    int32_t wrong = 0;
+    for (int32_t h = 0; h < KV_HEADS; h++) {
+        for (int32_t token = 0; token < row->q_len; token++) {
+            bool is_asked = token >= row->q_first && token < row->q_first + row->q_count;
+            for (int32_t head = 0; head < group; head++) {
+                wrong += seen[h][token][head] != is_asked;
+            }
+        }
+    }
+    ck_assert_int_eq(wrong, 0);
+}
+
+START_TEST(tasks_of_a_plan_are_each_query_row_once) {
+    static const int32_t groups[] = {1, 2, 3, 4, 7, 16, 65, 128, 129, 300};
+    for (int round = 0; round < 60; round++) {
+        int32_t group = groups[round % 10];
+        begin(group);
+        mask = (attn_block_mask){list, list, 1 + below(90)};
+        int32_t num = 1 + below(5);
+        for (int32_t i = 0; i < num; i++) {
+            int32_t q_len = 1 + below(MAX_TOKENS - 1);
+            int32_t first = below(q_len);
+            attn_row *row = add_row(1 + below(2000), q_len, first, 1 + below(q_len - first));
+            row->block_mask = below(2) ? &mask : NULL;
+        }
+        ck_assert_int_eq(make(NULL), ATTND_OK);
+        ck_assert_uint_eq(plan.head.num_records, params.num_rows);
+        uint32_t before = 0;
+        for (uint32_t i = 0; i < plan.head.num_records; i++) {
+            uint32_t end = attn_prefill_ends_of(&plan.head)[i].tasks;
+            check_record(&attn_prefill_records(&plan.head)[i], (int32_t)(end - before), group);
+            before = end;
+        }
+        ck_assert_uint_eq(before, plan.head.num_tasks);
+    }
+}
+END_TEST
+
+START_TEST(records_with_most_keys_come_first) {
+    static const int32_t lengths[] = {3, 900, 64, 65536, 300, 80, 0, 5000};
+    static const int32_t sorted[] = {65536, 5000, 900, 300, 80, 64, 3, 0};
+    begin(4);
+    for (int i = 0; i < 8; i++) {
+        add_row(lengths[i], 40, 0, 40);
+    }
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    for (int i = 0; i < 8; i++) {
+        ck_assert_int_eq(attn_prefill_records(&plan.head)[i].kv_len, sorted[i]);
+    }
+}
+END_TEST
+
+START_TEST(rows_of_few_query_rows_and_forced_splits_are_not_prefilled) {
+    begin(4);
+    limits.least_rows = 65;
+    attn_row *few = add_row(100, 16, 0, 16);
+    attn_row *many = add_row(100, 17, 0, 1); // chunks of a row go where the row goes
+    ck_assert(!attn_prefill_takes(&params, few, &limits));
+    ck_assert(attn_prefill_takes(&params, many, &limits));
+    few->block_mask = &mask;
+    ck_assert(attn_prefill_takes(&params, few, &limits));
+    params.num_splits = 2;
+    ck_assert(!attn_prefill_takes(&params, many, &limits));
+    params.num_splits = 0;
+    limits.least_rows = 0; // no such kernel
+    ck_assert(!attn_prefill_takes(&params, many, &limits));
+    ck_assert(!attn_prefill_takes(&params, few, &limits));
+}
+END_TEST
+
+START_TEST(units_are_new_tokens_and_angles) {
+    begin(1);
+    rope = (attn_rope){.inv_freq = (const float *)(const void *)memory, .rotary_dim = 64};
+    add_row(100, 50, 10, 30)->new_len = 20;
+    attn_row *row = add_row(50, 40, 0, 40);
+    row->new_len = 7;
+    row->rope = &rope;
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_units, 20 + 7 + 40);
+    attnd_errinfo info = {0};
+    limits.max_angles = 40 * 32 - 1;
+    ck_assert_int_eq(make(&info), ATTND_EMSGSIZE);
+    ck_assert_str_eq(info.field, "rows");
+    ck_assert_uint_eq(plan.head.num_tasks, 0);
+}
+END_TEST
+
+START_TEST(more_rows_than_records_are_refused) {
+    begin(1);
+    limits.max_records = 2;
+    add_row(1, 1, 0, 1);
+    add_row(1, 1, 0, 1);
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    add_row(1, 1, 0, 1);
+    ck_assert_int_eq(make(NULL), ATTND_EMSGSIZE);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *s = suite_create("attn_prefill");
+    TCase *t = tcase_create("plan");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, tasks_of_a_plan_are_each_query_row_once);
+    tcase_add_test(t, records_with_most_keys_come_first);
+    tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
+    tcase_add_test(t, units_are_new_tokens_and_angles);
+    tcase_add_test(t, more_rows_than_records_are_refused);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+CHECK_MAIN(suite)
