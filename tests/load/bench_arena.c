@@ -11,7 +11,7 @@
 enum {
     PAGE_BYTES = 4096,
     HUGE_BYTES = 2 << 20,
-    TABLE_VALUES = 1 << 20,  // of the table of random values
+    TABLE_VALUES = 4 << 20,  // of the table of random values
     PIECE_VALUES = 16 << 10, // copied from it at a time, from a random place,
     PLACE_VALUES = 32,       // which is a multiple of this
 };

@@ -30,6 +30,8 @@ typedef struct bench_backend_ops {
     const char *const *const *groups;
     const struct bench_ask *asks; // of its cases, see bench_result.h; ended by a pattern of NULL
 
+    const char *const *kernels; // names that bench_backend_opts may ask for, ended by NULL
+
     // open: ATTND_ENOTSUP when there is no such device or kernel.  The caller owns *out: close.
     attnd_err (*open)(bench_backend **out, const bench_backend_opts *opts, attnd_errinfo *info);
     void (*close)(bench_backend *b);
@@ -72,7 +74,13 @@ typedef struct bench_backend_ops {
     const char *(*peer_missing)(bench_backend *b);
 } bench_backend_ops;
 
+// bench_backend_find returns a backend by name, NULL when this build has none of that name.
+const bench_backend_ops *bench_backend_find(const char *name);
+
 // bench_backends are all of this build, ended by NULL.
 extern const bench_backend_ops *const bench_backends[];
+
+// One table per backend.
+extern const bench_backend_ops bench_backend_cpu;
 
 #endif

@@ -87,6 +87,8 @@ static const bench_ask asks[] = {
     {NULL, NULL, BENCH_SHARE, 0, 0, 0},
 };
 
+static const char *const kernels[] = {"scalar", "avx2", "avx512", "avx512_bf16", "neon", NULL};
+
 static uint32_t processors(void) {
     cpu_set_t set;
     int num = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
@@ -299,10 +301,11 @@ static attnd_err cpu_peer(bench_backend *b, const bench_case *c, const bench_set
     return ATTND_OK;
 }
 
-static const bench_backend_ops cpu_ops = {
+const bench_backend_ops bench_backend_cpu = {
     .name = "cpu",
     .groups = groups,
     .asks = asks,
+    .kernels = kernels,
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
@@ -319,5 +322,3 @@ static const bench_backend_ops cpu_ops = {
     .peer = cpu_peer,
     .peer_missing = cpu_peer_missing,
 };
-
-const bench_backend_ops *const bench_backends[] = {&cpu_ops, NULL};

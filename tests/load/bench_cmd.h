@@ -19,5 +19,6 @@ int bench_serve(int argc, char **argv);
 int bench_ipc(int argc, char **argv);
 int bench_ceilings(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
+int bench_audit(int argc, char **argv);
 
 #endif

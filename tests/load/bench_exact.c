@@ -3,10 +3,12 @@
 #include "tests/load/bench_exact.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "tests/conformance/conf_plain.h"
 #include "tests/load/bench_math.h"
+#include "tests/load/bench_team.h"
 
 enum { MIN_PLACES = 2, MAX_PLACES = 64 };
 
@@ -77,8 +79,43 @@ static attnd_err compute_place(const attn_params *p, const bench_place *at, doub
     return ATTND_OK;
 }
 
-attnd_err bench_exact_init(bench_exact *out, const attn_params *p, uint64_t max_keys,
-                           uint64_t seed) {
+typedef struct job {
+    const attn_params *p;
+    const bench_exact *e;
+    double *plain_errors; // [num]
+    _Atomic uint32_t next;
+    _Atomic int err; // the last that there was
+} job;
+
+static void compute_share(void *arg, uint32_t worker) {
+    job *j = arg;
+    size_t dims = (size_t)j->p->shape.v_head_dim;
+    (void)worker;
+    for (uint32_t i; (i = atomic_fetch_add(&j->next, 1)) < j->e->num;) {
+        attnd_err err =
+            compute_place(j->p, &j->e->places[i], j->e->want + i * dims, &j->plain_errors[i]);
+        if (err != ATTND_OK) {
+            atomic_store(&j->err, err);
+        }
+    }
+}
+
+// set_bound reads the bound off the sample.
+static void set_bound(bench_exact *e, const attn_params *p, const double *plain_errors) {
+    size_t dims = (size_t)p->shape.v_head_dim;
+    double worst = 0;
+    double largest = 0;
+    for (uint32_t i = 0; i < e->num; i++) {
+        worst = fmax(worst, plain_errors[i]);
+    }
+    for (size_t i = 0; i < e->num * dims; i++) {
+        largest = fmax(largest, fabs(e->want[i]));
+    }
+    e->bound = 2 * worst + ulp_at(p->shape.q_dtype, largest);
+}
+
+attnd_err bench_exact_init(bench_exact *out, const attn_params *p, uint64_t max_keys, uint64_t seed,
+                           uint32_t threads) {
     uint64_t keys = 0;
     for (uint32_t r = 0; r < p->num_rows; r++) {
         keys += (uint64_t)p->rows[r].kv_len;
@@ -89,25 +126,19 @@ attnd_err bench_exact_init(bench_exact *out, const attn_params *p, uint64_t max_
     bench_exact e = {.num = (uint32_t)num,
                      .places = calloc(num, sizeof(*e.places)),
                      .want = calloc(num * dims, sizeof(*e.want))};
-    attnd_err err = e.places && e.want ? ATTND_OK : ATTND_ENOMEM;
-    double worst = 0;
-    double largest = 0;
-    if (err == ATTND_OK) {
+    job j = {.p = p, .e = &e, .plain_errors = calloc(num, sizeof(*j.plain_errors))};
+    attnd_err err = ATTND_ENOMEM;
+    if (e.places && e.want && j.plain_errors) {
         choose_places(&e, p, seed);
+        bench_team_run(compute_share, &j, threads);
+        err = (attnd_err)atomic_load(&j.err);
+        set_bound(&e, p, j.plain_errors);
     }
-    for (uint32_t i = 0; i < e.num && err == ATTND_OK; i++) {
-        double error = 0;
-        err = compute_place(p, &e.places[i], e.want + i * dims, &error);
-        worst = fmax(worst, error);
-        for (size_t d = 0; d < dims; d++) {
-            largest = fmax(largest, fabs(e.want[i * dims + d]));
-        }
-    }
+    free(j.plain_errors);
     if (err != ATTND_OK) {
         bench_exact_fini(&e);
         return err;
     }
-    e.bound = 2 * worst + ulp_at(p->shape.q_dtype, largest);
     *out = e;
     return ATTND_OK;
 }

@@ -30,10 +30,10 @@ typedef struct bench_error {
 
 // bench_exact_init computes a sample of launch p, which the host can read: as many places as make
 // max_keys keys together, at least 2 and at most 64, spread over rows, tokens and heads by seed;
-// the first is the last token of the longest row.  ATTND_ENOMEM.  The caller owns *out:
-// bench_exact_fini.
-attnd_err bench_exact_init(bench_exact *out, const attn_params *p, uint64_t max_keys,
-                           uint64_t seed);
+// the first is the last token of the longest row.  threads help.  ATTND_ENOMEM.  The caller owns
+// *out: bench_exact_fini.
+attnd_err bench_exact_init(bench_exact *out, const attn_params *p, uint64_t max_keys, uint64_t seed,
+                           uint32_t threads);
 void bench_exact_fini(bench_exact *e);
 
 // bench_exact_compare compares the outputs of p's rows.  A NaN makes max infinite.

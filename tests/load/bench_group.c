@@ -102,7 +102,8 @@ static attnd_err make_all_sets(group_run *g, const bench_case *cases) {
 static attnd_err check(group_run *g, entry *e) {
     bench_set *s = &e->sets[0];
     bench_exact exact;
-    attnd_err err = bench_exact_init(&exact, &s->params, CHECK_KEYS, g->timing->seed);
+    attnd_err err =
+        bench_exact_init(&exact, &s->params, CHECK_KEYS, g->timing->seed, g->ops->threads(g->b));
     if (err != ATTND_OK) {
         return attnd_fail(g->info, err, NULL, "no memory for the reference");
     }

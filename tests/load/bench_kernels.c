@@ -29,16 +29,7 @@ static int fail(const char *what, const attnd_errinfo *info) {
     return BENCH_EXIT_FAILED;
 }
 
-static const bench_backend_ops *find_backend(const char *name) {
-    for (int i = 0; bench_backends[i]; i++) {
-        if (strcmp(bench_backends[i]->name, name) == 0) {
-            return bench_backends[i];
-        }
-    }
-    return NULL;
-}
-
-// select parses the cases of a group that the pattern means.
+// select_cases parses the cases of a group that the pattern means.
 static uint32_t select_cases(const char *const *group, const char *pattern, bench_case *cases) {
     uint32_t num = 0;
     for (; *group; group++) {
@@ -201,7 +192,7 @@ int bench_kernels(int argc, char **argv) {
         {NULL, BENCH_OPT_HEADING, NULL, NULL, NULL, 0, 0, false},
     };
     attnd_err err = bench_opts_parse(table, argc, argv, &info);
-    const bench_backend_ops *ops = find_backend(o.backend);
+    const bench_backend_ops *ops = bench_backend_find(o.backend);
     if (!err && !ops) {
         err = attnd_fail(&info, ATTND_EINVAL, "backend", "no backend \"%s\" in this build",
                          o.backend);
