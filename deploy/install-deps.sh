@@ -5,6 +5,8 @@
 DEPS_BUILD=(build-essential cmake ninja-build pkg-config libuv1-dev libnng-dev libcjson-dev
     libinih-dev libsystemd-dev libxxhash-dev check)
 DEPS_TESTS=(clang clang-format libclang-rt-14-dev python3 python3-venv)
+# For the kernels of another architecture.
+DEPS_NEON=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
 
 # missing_deps prints those of the packages that are not installed.
 missing_deps() {

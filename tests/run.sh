@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests, from nothing: installs missing packages, builds (release; address and undefined
+# All tests, from nothing: installs missing packages, builds (release; AArch64; address and undefined
 # behaviour sanitizers; libFuzzer), runs every test, the checks of the source, the examples and the
 # quickstart.  Meant to stay under 15 minutes on 2 cores.  Root or sudo are needed only when
 # packages are missing.  Ends with "N passed, N failed, N skipped"; exit status 0 only without
@@ -161,6 +161,18 @@ if command -v systemd-analyze >/dev/null; then
     check "systemd unit" unit_file
 else
     skip "systemd unit" "no systemd-analyze"
+fi
+
+section "neon: build and tests under qemu"
+if [ "$(uname -m)" != x86_64 ]; then
+    skip "neon" "not an x86-64 machine; the release tests cover what it has"
+elif install_deps "${DEPS_NEON[@]}" >"$logs/neon_packages.log" 2>&1 &&
+    command -v aarch64-linux-gnu-gcc qemu-aarch64-static >/dev/null; then
+    if check "build (neon)" build neon; then
+        run_ctest neon
+    fi
+else
+    skip "neon" "${DEPS_NEON[*]} cannot be installed"
 fi
 
 section "quickstart"

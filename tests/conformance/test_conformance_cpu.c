@@ -2,7 +2,9 @@
 // types x features x shapes, in automatic, forced and deterministic splits, on 1, 2 and 3 threads.
 //
 // The random launches are always the same ones; ATTND_CONFORMANCE=long adds long sequences and more
-// random launches, other ones each time, and ATTND_SEED=n repeats those of a run that printed n.
+// random launches, other ones each time, and ATTND_SEED=n repeats those of a run that printed n;
+// ATTND_CONFORMANCE=short takes every fact on fewer launches, for an emulated processor.
+// ATTND_CPU=name tests that instruction set alone.
 // New launches now and then miss the bound of a sequence that has few outputs: the plain run that
 // the bound comes from may be lucky there, by a tenth or so.
 #include <math.h>
@@ -34,14 +36,28 @@ static const types all_types[NUM_TYPES] = {{ATTND_F32, ATTND_F32},
                                            {ATTND_BF16, ATTND_F8E4M3},
                                            {ATTND_F16, ATTND_F8E4M3}};
 
-static bool is_long(void) {
+static bool is_mode(const char *name) {
     const char *mode = getenv("ATTND_CONFORMANCE");
-    return mode && strcmp(mode, "long") == 0;
+    return mode && strcmp(mode, name) == 0;
+}
+
+static bool is_long(void) {
+    return is_mode("long");
+}
+
+static bool is_short(void) {
+    return is_mode("short");
+}
+
+// is_wanted says whether ATTND_CPU leaves an instruction set in.
+static bool is_wanted(const char *isa) {
+    const char *only = getenv("ATTND_CPU");
+    return !only || strcmp(only, isa) == 0;
 }
 
 static void open_engines(void) {
     for (int i = 0; i < NUM_ISAS; i++) {
-        for (int t = 0; t < MAX_THREADS; t++) {
+        for (int t = 0; t < MAX_THREADS && is_wanted(isas[i]); t++) {
             attn_cpu_opts opts = {.num_threads = t + 1, .max_rows = MAX_ROWS, .isa = isas[i]};
             attnd_err err = attn_cpu_create(&engines[i][t], &opts, NULL);
             ck_assert(err == ATTND_OK || (err == ATTND_ENOTSUP && i > 0));
@@ -162,7 +178,7 @@ END_TEST
 
 // Every multiple of 8; V's runs the other way in every second type.
 START_TEST(every_head_dim_matches_the_reference) {
-    for (int32_t dim = 8; dim <= ATTN_MAX_HEAD_DIM; dim += 8) {
+    for (int32_t dim = 8; dim <= ATTN_MAX_HEAD_DIM; dim += is_short() ? 72 : 8) {
         conf_spec spec = base(all_types[_i], (uint64_t)dim);
         spec.head_dim = dim;
         spec.v_head_dim = _i % 2 ? ATTN_MAX_HEAD_DIM + 8 - dim : dim;
@@ -178,7 +194,7 @@ static const int32_t ratios[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 64};
 enum { NUM_RATIOS = sizeof(ratios) / sizeof(ratios[0]) };
 
 START_TEST(every_gqa_ratio_matches_the_reference) {
-    for (int i = 0; i < NUM_RATIOS; i++) {
+    for (int i = is_short() ? _i % 3 : 0; i < NUM_RATIOS; i += is_short() ? 3 : 1) {
         conf_spec spec = base(all_types[_i], (uint64_t)i);
         spec.kv_heads = 1 + i % 3;
         spec.q_heads = spec.kv_heads * ratios[i];
@@ -214,7 +230,7 @@ enum {
 
 // Block edges, steps, splits; blocks of one token and one block for all.
 START_TEST(every_length_matches_the_reference) {
-    for (int i = 0; i < NUM_LENGTHS; i++) {
+    for (int i = is_short() ? _i % 3 : 0; i < NUM_LENGTHS; i += is_short() ? 3 : 1) {
         int32_t kv_len = lengths[i];
         conf_spec spec = base(all_types[(i + _i) % NUM_TYPES], (uint64_t)i);
         spec.block_tokens = blocks[_i];
@@ -235,7 +251,7 @@ enum { NUM_FEATURES = 15 };
 
 // Each feature with each other, and alone on the diagonal.
 START_TEST(every_pair_of_features_matches_the_reference) {
-    for (int other = 0; other <= _i; other++) {
+    for (int other = is_short() ? _i : 0; other <= _i; other++) {
         conf_spec spec =
             base(all_types[(_i + other) % NUM_TYPES], (uint64_t)_i * 64 + (uint64_t)other);
         spec.features = 1u << _i | 1u << other;
@@ -254,7 +270,7 @@ enum { NUM_LOGITS = sizeof(logits) / sizeof(logits[0]), NUM_SMALL_LOGITS = 4 };
 START_TEST(every_size_of_logits_matches_the_reference) {
     static const uint32_t features[] = {0, CONF_SOFTCAP, CONF_ALIBI | CONF_SINKS,
                                         CONF_SOFTCAP | CONF_ALIBI | CONF_ROPE};
-    for (int f = 0; f < 4; f++) {
+    for (int f = is_short() ? _i % 4 : 0; f < 4; f += is_short() ? 4 : 1) {
         conf_spec spec = base(all_types[_i / NUM_LOGITS], (uint64_t)_i * 4 + (uint64_t)f);
         spec.logit = logits[_i % NUM_LOGITS];
         spec.has_twins = _i % NUM_LOGITS >= NUM_SMALL_LOGITS;
@@ -320,7 +336,7 @@ enum { NUM_RANDOM_TESTS = 16, LAUNCHES_PER_TEST = 10 };
 #endif
 
 START_TEST(random_launches_match_the_reference) {
-    int num = LAUNCHES_PER_TEST * (is_long() ? 20 : 1);
+    int num = is_short() ? 1 : LAUNCHES_PER_TEST * (is_long() ? 20 : 1);
     for (int i = 0; i < num; i++) {
         conf_spec spec = random_spec(first_seed + (uint64_t)_i * (uint64_t)num + (uint64_t)i);
         check_spec(&spec);
@@ -332,9 +348,9 @@ END_TEST
 START_TEST(long_sequences_match_the_reference) {
     static const int32_t some[] = {2047, 3000, 5000};
     static const int32_t more[] = {16384, 32768, 131072};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (is_short() ? 1 : 3); i++) {
         conf_spec spec = base(all_types[_i], (uint64_t)i);
-        int32_t kv_len = is_long() ? more[i] : some[i];
+        int32_t kv_len = is_short() ? 1100 : is_long() ? more[i] : some[i];
         spec.q_heads = 2;
         spec.kv_heads = 1;
         spec.head_dim = spec.v_head_dim = 64;
@@ -346,13 +362,13 @@ START_TEST(long_sequences_match_the_reference) {
 }
 END_TEST
 
-// ragged is a batch of 128 sequences with empty ones among them.
+// ragged is a batch of many sequences with empty ones among them.
 static conf_spec ragged(types t) {
     conf_spec spec = base(t, 99);
     uint64_t state = 7;
     spec.head_dim = spec.v_head_dim = 32;
     spec.features = CONF_CAUSAL | CONF_ROPE | CONF_SINKS;
-    spec.num_rows = 128;
+    spec.num_rows = is_short() ? 40 : 128;
     for (uint32_t i = 0; i < spec.num_rows; i++) {
         int32_t kv_len = i % 9 == 8 ? 0 : 1 + conf_below(&state, i % 16 == 3 ? 2100 : 90);
         int32_t q_len = i % 7 == 0 ? 12 : 1;
@@ -408,12 +424,13 @@ END_TEST
 
 START_TEST(batch_mates_change_nothing) {
     conf_spec spec = ragged(all_types[_i]);
+    uint32_t num_rows = spec.num_rows;
     spec.num_rows = 20; // content follows from the seed and the row alone
     outputs few[NUM_ISAS] = {0};
     for (int isa = 0; isa < NUM_ISAS; isa++) {
         few[isa] = engines[isa][0] ? run_bits(&spec, isa) : few[isa];
     }
-    spec.num_rows = 128;
+    spec.num_rows = num_rows;
     for (int isa = 0; isa < NUM_ISAS; isa++) {
         if (engines[isa][0]) {
             outputs all = run_bits(&spec, isa);
@@ -665,6 +682,7 @@ static Suite *suite(void) {
     for (int i = 0; i < NUM_ISAS; i++) {
         uint32_t features = 0;
         bool is_here =
+            is_wanted(isas[i]) &&
             attn_cpu_features_of(&features, isas[i], attn_cpu_detect(), NULL) == ATTND_OK;
         printf("%s%s", is_here ? " " : "", is_here ? isas[i] : "");
     }
@@ -677,7 +695,9 @@ static Suite *suite(void) {
     tcase_add_loop_test(c, every_length_matches_the_reference, 0, NUM_BLOCKS);
     tcase_add_loop_test(c, long_sequences_match_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, a_ragged_batch_matches_the_reference, 0, NUM_TYPES);
-    tcase_add_test(c, seventy_thousand_rows_run_in_several_launches);
+    if (!is_short()) {
+        tcase_add_test(c, seventy_thousand_rows_run_in_several_launches);
+    }
     c = add_case(s, "features");
     tcase_add_loop_test(c, every_pair_of_features_matches_the_reference, 0, NUM_FEATURES);
     tcase_add_loop_test(c, every_size_of_logits_matches_the_reference, 0, NUM_TYPES * NUM_LOGITS);
