@@ -28,7 +28,7 @@ const char *fake_daemon_url(const fake_daemon *f);
 void fake_daemon_stop(fake_daemon *f);
 
 // fake_num_pipes returns how many connections there ever were.
-int fake_num_pipes(const fake_daemon *f);
+int fake_num_pipes(fake_daemon *f);
 
 // fake_json writes a reply with a JSON body; fake_body one with body [bytes]; fake_error an error.
 size_t fake_json(uint8_t *reply, const proto_header *h, const char *json);
