@@ -41,9 +41,21 @@ static int open_pages(kv_arena *arena, uint64_t bytes, unsigned int memfd_flags,
         close(fd);
         return err;
     }
-    *arena = (kv_arena){.base = base, .bytes = bytes, .fd = fd};
+    *arena = (kv_arena){.base = base, .bytes = bytes, .fd = fd, .ops = &kv_arena_host_ops};
     return 0;
 }
+
+static attnd_err move_host(const kv_arena *arena, const kv_move *move, attnd_errinfo *info) {
+    (void)info;
+    char *base = arena->base;
+    for (uint64_t r = 0; r < move->num_rows; r++) {
+        memcpy(base + move->dst + r * move->pitch, base + move->src + r * move->pitch,
+               move->row_bytes);
+    }
+    return ATTND_OK;
+}
+
+const kv_arena_ops kv_arena_host_ops = {.kind = "host", .move = move_host};
 
 // transparent_pages_allowed reads the kernel's switch for huge pages of shared memory.
 static bool transparent_pages_allowed(void) {

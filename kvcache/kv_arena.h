@@ -1,5 +1,6 @@
 // kv_arena is the memory that blocks lie in: one memfd of the host, or one exported allocation of a
-// GPU (attention/cuda makes that one; kvcache includes no CUDA header).  The creator owns it.
+// GPU.  What can be done with it comes as a table, since kvcache includes no CUDA header: the
+// host's is here, a GPU's is the server's (srv_gpu), over attention's.  The creator owns an arena.
 #ifndef ATTND_KVCACHE_KV_ARENA_H
 #define ATTND_KVCACHE_KV_ARENA_H
 
@@ -10,13 +11,34 @@
 
 typedef enum kv_pages { KV_PAGES_SMALL, KV_PAGES_TRANSPARENT_HUGE, KV_PAGES_HUGE } kv_pages;
 
+typedef struct kv_arena_ops kv_arena_ops;
+
 typedef struct kv_arena {
     void *base; // of the mapping: host address, or device address
     uint64_t bytes;
     int fd;         // memfd or exported allocation; -1 = none
     bool on_device; // base must not be dereferenced by the host
-    kv_pages pages; // what was got
+    kv_pages pages; // what was got; a GPU's are huge
+    const kv_arena_ops *ops;
+    void *owner; // of ops, NULL for the host's
 } kv_arena;
+
+// kv_move moves num_rows rows: row r, of row_bytes, from src + r * pitch to dst + r * pitch (bytes
+// from the arena's base).  No two of these ranges overlap, at the source, at the destination or
+// between them.
+typedef struct kv_move {
+    uint64_t src, dst, row_bytes, pitch;
+    uint64_t num_rows;
+} kv_move;
+
+struct kv_arena_ops {
+    const char *kind; // "host" or "device"
+    // move makes a move.  On a device it takes its place in the order of launches, and an error of
+    // it may show later; it is called by the thread that owns the device's stream.  ATTND_ECUDA.
+    attnd_err (*move)(const kv_arena *arena, const kv_move *move, attnd_errinfo *info);
+};
+
+extern const kv_arena_ops kv_arena_host_ops;
 
 // kv_arena_open_host makes a memfd arena of bytes (rounded up to 2 MiB), sealed against shrinking
 // and growing.  It asks for huge pages first (MFD_HUGETLB), then for transparent ones (madvise),

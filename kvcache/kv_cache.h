@@ -284,8 +284,10 @@ attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint3
 // kv_step_abort gives all slots back and ends the step.  No launch of it may be running.
 attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step);
 
-// kv_copy_run does the copies in host memory, in order.  Any thread; the blocks are the caller's.
-void kv_copy_run(const kv_cache *kv, const kv_copy *copies, uint32_t num_copies);
+// kv_copy_run does the copies in the arena, in order, by its table: see there when they are made,
+// and by which thread.  The blocks are the caller's.  A copy within one block goes down.
+attnd_err kv_copy_run(const kv_cache *kv, const kv_copy *copies, uint32_t num_copies,
+                      attnd_errinfo *info);
 
 // ---- accounting
 

@@ -1,8 +1,9 @@
-// Copies of token rows: which ones gather an accepted path, and running them in host memory.
+// Copies of token rows: which ones gather an accepted path, and running them in the arena.
 //
 // A path goes up, so a row only ever moves down (path[j] >= j): in ascending order no copy
-// overwrites a row that a later one still reads, and one copy may overlap itself (memmove).
-#include <string.h>
+// overwrites a row that a later one still reads.  A copy may overlap itself; it is run in parts
+// that do not.
+#include <stddef.h>
 
 #include "kvcache/kv_ledger.h"
 
@@ -83,30 +84,51 @@ attnd_err kv_step_moves(const kv_cache *kv, uint64_t step, uint32_t i, const uin
     return ATTND_OK;
 }
 
-// move_rows moves num_tokens rows of every head of a layer's K or V, heads [kv_heads, block_tokens,
-// row_bytes] at off in both blocks.
-static void move_rows(const kv_group_spec *group, const kv_copy *copy, char *dst, const char *src,
-                      uint32_t row_bytes) {
-    for (uint32_t h = 0; h < group->kv_heads; h++) {
-        uint64_t head = (uint64_t)h * group->block_tokens;
-        memmove(dst + (head + copy->dst_token) * row_bytes,
-                src + (head + copy->src_token) * row_bytes, (uint64_t)copy->num_tokens * row_bytes);
-    }
-}
-
-void kv_copy_run(const kv_cache *kv, const kv_copy *copies, uint32_t num_copies) {
-    ATTND_ASSERT(!kv->arena->on_device);
-    char *base = kv->arena->base;
-    for (uint32_t n = 0; n < num_copies; n++) {
-        const kv_copy *copy = &copies[n];
-        const kv_group_spec *group = &kv->models[copy->model].spec.groups[copy->group];
-        char *dst = base + (uint64_t)copy->dst * KV_BLOCK_UNIT;
-        const char *src = base + (uint64_t)copy->src * KV_BLOCK_UNIT;
-        for (uint32_t layer = 0; layer < group->layers; layer++) {
-            uint64_t k_off, v_off;
-            kv_layer_offset(group, layer, &k_off, &v_off);
-            move_rows(group, copy, dst + k_off, src + k_off, group->k_row_bytes);
-            move_rows(group, copy, dst + v_off, src + v_off, group->v_row_bytes);
+// spread lists the moves of one part of a copy: num tokens from src_token to dst_token on, of every
+// layer and head.  A block is heads of rows, one behind the other, so that it is one move where the
+// rows of K and V have one length, else one for K and one for V of each layer.
+static attnd_err spread(const kv_cache *kv, const kv_copy *copy, uint32_t skip, uint32_t num,
+                        attnd_errinfo *info) {
+    const kv_arena *arena = kv->arena;
+    const kv_group_spec *group = &kv->models[copy->model].spec.groups[copy->group];
+    uint64_t src = (uint64_t)copy->src * KV_BLOCK_UNIT, dst = (uint64_t)copy->dst * KV_BLOCK_UNIT;
+    bool is_even = group->k_row_bytes == group->v_row_bytes;
+    attnd_err err = ATTND_OK;
+    for (uint32_t layer = 0; layer < (is_even ? 1 : group->layers) && !err; layer++) {
+        uint64_t off[2];
+        const uint32_t row_bytes[2] = {group->k_row_bytes, group->v_row_bytes};
+        kv_layer_offset(group, layer, &off[0], &off[1]);
+        for (int part = 0; part < (is_even ? 1 : 2) && !err; part++) {
+            uint64_t row = row_bytes[part];
+            kv_move move = {
+                .src = src + off[part] + (copy->src_token + skip) * row,
+                .dst = dst + off[part] + (copy->dst_token + skip) * row,
+                .row_bytes = num * row,
+                .pitch = group->block_tokens * row,
+                .num_rows =
+                    is_even ? (uint64_t)2 * group->layers * group->kv_heads : group->kv_heads,
+            };
+            err = arena->ops->move(arena, &move, info);
         }
     }
+    return err;
+}
+
+attnd_err kv_copy_run(const kv_cache *kv, const kv_copy *copies, uint32_t num_copies,
+                      attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    for (uint32_t n = 0; n < num_copies && !err; n++) {
+        const kv_copy *copy = &copies[n];
+        uint32_t step = copy->num_tokens; // a copy down its own block goes in parts as long as that
+        if (copy->src == copy->dst) {
+            ATTND_ASSERT(copy->src_token > copy->dst_token);
+            uint32_t down = copy->src_token - copy->dst_token;
+            step = down < step ? down : step;
+        }
+        for (uint32_t skip = 0; skip < copy->num_tokens && !err; skip += step) {
+            uint32_t left = copy->num_tokens - skip;
+            err = spread(kv, copy, skip, left < step ? left : step, info);
+        }
+    }
+    return err;
 }

@@ -113,9 +113,9 @@ static void wait_for_work(srv_compute *c) {
 static void run(srv_compute *c, sched_launch *launch) {
     uint64_t start_us = attnd_clock_us();
     if (launch->num_copies > 0) {
-        kv_copy_run(c->opts.kv, launch->copies, launch->num_copies);
+        launch->err = kv_copy_run(c->opts.kv, launch->copies, launch->num_copies, &launch->info);
     }
-    if (launch->params.num_rows > 0) {
+    if (!launch->err && launch->params.num_rows > 0) {
         launch->err = attn_cpu_run(c->cpu, &launch->params, &launch->choice, &launch->info);
     }
     launch->run_us = attnd_clock_us() - start_us;

@@ -64,7 +64,8 @@ static inline void fix_open(kv_fixture *f, const kv_opts *opts, uint64_t arena_b
     f->memory = aligned_alloc(KV_BLOCK_UNIT, arena_bytes);
     ck_assert_ptr_nonnull(f->memory);
     memset(f->memory, 0xee, arena_bytes);
-    f->arena = (kv_arena){.base = f->memory, .bytes = arena_bytes, .fd = -1};
+    f->arena =
+        (kv_arena){.base = f->memory, .bytes = arena_bytes, .fd = -1, .ops = &kv_arena_host_ops};
     ATTND_CK_OK(kv_create(&f->kv, &f->arena, opts, &f->info));
 }
 

@@ -143,7 +143,7 @@ START_TEST(kv_copy_run_moves_every_row_of_every_layer_and_head) {
         fill(3, t, 1 + t);
         fill(9, t, 8 + t);
     }
-    kv_copy_run(f.kv, &copy, 1);
+    ATTND_CK_OK(kv_copy_run(f.kv, &copy, 1, &f.info));
     const int want[TOKENS] = {2, 3, 10, 11}; // tokens 1, 2 of block 3, then what was there
     for (int t = 0; t < TOKENS; t++) {
         expect_row(9, t, want[t]);
@@ -158,11 +158,68 @@ START_TEST(kv_copy_run_may_overlap_itself) {
     for (int t = 0; t < TOKENS; t++) {
         fill(3, t, 1 + t);
     }
-    kv_copy_run(f.kv, &copy, 1);
+    ATTND_CK_OK(kv_copy_run(f.kv, &copy, 1, &f.info));
     const int want[TOKENS] = {2, 3, 4, 4};
     for (int t = 0; t < TOKENS; t++) {
         expect_row(3, t, want[t]);
     }
+}
+END_TEST
+
+// ---- the arena's table
+
+static kv_move seen[16];
+static uint32_t num_seen;
+
+// note writes a move down; the third fails.
+static attnd_err note(const kv_arena *arena, const kv_move *move, attnd_errinfo *info) {
+    (void)arena;
+    if (num_seen == 2) {
+        return attnd_fail(info, ATTND_ECUDA, "cuda", "lost");
+    }
+    seen[num_seen++] = *move;
+    return ATTND_OK;
+}
+
+static void expect_move(uint32_t i, uint64_t src, uint64_t dst, uint64_t row_bytes, uint64_t pitch,
+                        uint64_t num_rows) {
+    ck_assert_uint_eq(seen[i].src, src);
+    ck_assert_uint_eq(seen[i].dst, dst);
+    ck_assert_uint_eq(seen[i].row_bytes, row_bytes);
+    ck_assert_uint_eq(seen[i].pitch, pitch);
+    ck_assert_uint_eq(seen[i].num_rows, num_rows);
+}
+
+// K and V rows of one length, 3 layers, 2 heads: 12 heads of 4 tokens of 8 bytes, side by side.
+START_TEST(a_copy_between_blocks_is_one_move_of_the_arenas) {
+    static const kv_arena_ops ops = {.kind = "device", .move = note};
+    kv_model_spec spec = fix_spec("even", f.tenant);
+    uint32_t model;
+    spec.groups[0] = (kv_group_spec){.layers = 3,
+                                     .kv_heads = 2,
+                                     .k_row_bytes = 8,
+                                     .v_row_bytes = 8,
+                                     .block_tokens = TOKENS,
+                                     .window_left = -1};
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &model, &f.info));
+    f.arena.ops = &ops;
+    num_seen = 0;
+    const kv_copy copies[] = {
+        {.model = model, .src = 3, .dst = 9, .src_token = 1, .num_tokens = 3},
+        // down by two within its block, which does not overlap
+        {.model = model, .src = 5, .dst = 5, .src_token = 2, .num_tokens = 2},
+        {.model = model, .src = 6, .dst = 6, .src_token = 1, .num_tokens = 2},
+    };
+    ATTND_CK_ERR(kv_copy_run(f.kv, copies, 3, &f.info), ATTND_ECUDA);
+    ck_assert_str_eq(f.info.text, "lost");
+    ck_assert_uint_eq(num_seen, 2);
+    expect_move(0, 3 * KV_BLOCK_UNIT + 8, 9 * KV_BLOCK_UNIT, 24, 32, 12);
+    expect_move(1, 5 * KV_BLOCK_UNIT + 16, 5 * KV_BLOCK_UNIT, 16, 32, 12);
+    num_seen = 0;
+    ATTND_CK_OK(kv_copy_run(f.kv, copies + 2, 1, &f.info));
+    ck_assert_uint_eq(num_seen, 2); // row by row: it overlaps itself
+    expect_move(0, 6 * KV_BLOCK_UNIT + 8, 6 * KV_BLOCK_UNIT, 8, 32, 12);
+    expect_move(1, 6 * KV_BLOCK_UNIT + 16, 6 * KV_BLOCK_UNIT + 8, 8, 32, 12);
 }
 END_TEST
 
@@ -197,7 +254,7 @@ START_TEST(kv_step_moves_gather_every_path) {
                 }
             }
             ATTND_CK_OK(kv_step_moves(f.kv, step, 0, path, accepted, out, ROWS, &num, &f.info));
-            kv_copy_run(f.kv, out, num);
+            ATTND_CK_OK(kv_copy_run(f.kv, out, num, &f.info));
             for (uint32_t t = 0; t < committed + accepted; t++) {
                 uint32_t want = t < committed ? t : committed + path[t - committed];
                 expect_row(table[t / TOKENS], (int)(t % TOKENS), (int)want);
@@ -219,6 +276,7 @@ static Suite *suite(void) {
     tcase_add_test(t, kv_step_moves_bad_path_is_refused);
     tcase_add_test(t, kv_copy_run_moves_every_row_of_every_layer_and_head);
     tcase_add_test(t, kv_copy_run_may_overlap_itself);
+    tcase_add_test(t, a_copy_between_blocks_is_one_move_of_the_arenas);
     tcase_add_test(t, kv_step_moves_gather_every_path);
     suite_add_tcase(s, t);
     return s;

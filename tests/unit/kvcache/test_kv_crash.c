@@ -50,7 +50,7 @@ static void open_step(uint32_t model, uint32_t a, uint32_t new_a, uint32_t b, ui
     bool may_wait;
     ATTND_CK_OK(kv_step_open(f.kv, fix_rq(&f), model, in, num, &step, &copies, &num_copies,
                              &may_wait, &f.info));
-    kv_copy_run(f.kv, copies, num_copies);
+    ATTND_CK_OK(kv_copy_run(f.kv, copies, num_copies, NULL));
     for (uint32_t i = 0; i < num; i++) {
         write_new(i);
     }
@@ -161,7 +161,8 @@ static void start(void) {
     f = (kv_fixture){.next_request = 1, .memory = f.memory};
     next_token = 0;
     memset(f.memory, 0, ARENA_BYTES);
-    f.arena = (kv_arena){.base = f.memory, .bytes = ARENA_BYTES, .fd = -1};
+    f.arena =
+        (kv_arena){.base = f.memory, .bytes = ARENA_BYTES, .fd = -1, .ops = &kv_arena_host_ops};
     ATTND_CK_OK(kv_create(&f.kv, &f.arena, &opts, &f.info));
     ATTND_CK_OK(kv_tenant_set(f.kv, "t", 0, &f.tenant));
     spec.num_groups = 2;

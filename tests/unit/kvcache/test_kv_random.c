@@ -33,7 +33,8 @@ enum {
 };
 
 static char memory[SLABS * SLAB_BYTES] __attribute__((aligned(KV_BLOCK_UNIT)));
-static const kv_arena arena = {.base = memory, .bytes = sizeof(memory), .fd = -1};
+static const kv_arena arena = {
+    .base = memory, .bytes = sizeof(memory), .fd = -1, .ops = &kv_arena_host_ops};
 static kv_cache *kv;
 static naive n;
 static uint32_t tenants[NAIVE_TENANTS];
@@ -448,7 +449,7 @@ static void op_open(int session) {
                                  &copies, &num_copies, &may_wait, &info);
     CHECK_ERR(err, want);
     if (err == ATTND_OK) {
-        kv_copy_run(kv, copies, num_copies);
+        ATTND_CK_OK(kv_copy_run(kv, copies, num_copies, NULL));
         copied += num_copies;
         opened(st, slot, session, rq, seqs);
     } else {
@@ -482,7 +483,7 @@ static uint32_t gather(const naive_step *st, uint32_t i, uint32_t path[NAIVE_MAX
     CHECK_ERR(kv_step_moves(kv, st->handle, i, path, num_path, moves, NAIVE_MAX_LEN * NAIVE_GROUPS,
                             &num, &info),
               ATTND_OK);
-    kv_copy_run(kv, moves, num);
+    ATTND_CK_OK(kv_copy_run(kv, moves, num, NULL));
     moved += num;
     return num_path;
 }

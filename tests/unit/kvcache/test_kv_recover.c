@@ -62,7 +62,7 @@ static uint64_t open_step(uint32_t i, uint32_t num, uint64_t *request) {
     *request = f.next_request++;
     ATTND_CK_OK(kv_step_open(f.kv, (kv_request){seqs[i].session, *request}, f.model, &in, 1, &step,
                              &copies, &num_copies, &may_wait, &f.info));
-    kv_copy_run(f.kv, copies, num_copies);
+    ATTND_CK_OK(kv_copy_run(f.kv, copies, num_copies, NULL));
     const uint32_t *table = kv_step_table(f.kv, step, 0, 0, &entries);
     for (uint32_t t = 0; t < num; t++) {
         rows_write(kv_model_get(f.kv, f.model), 0, f.memory, table, in.committed + t, ++next_token);
