@@ -188,6 +188,10 @@ const char *attn_cuda_kernel(const attn_cuda *cuda) {
     return cuda->is_bulk ? "bulk" : "portable";
 }
 
+bool attn_cuda_prefills(const attn_cuda *cuda) {
+    return cuda->prefill_rows > 0;
+}
+
 // find_instance returns the kernel of a shape that attn_cuda_check_shape passed, NULL when this
 // build left it out.
 static const instance *find_instance(const attn_cuda *cuda, const attn_shape *shape) {

@@ -104,6 +104,9 @@ attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *in
 attnd_err attn_cuda_run(attn_cuda_plan *plan, const attn_params *p, void *stream,
                         attn_choice *choice, attnd_errinfo *info);
 
+// attn_cuda_prefills is true when there is a prefill kernel, which takes all masks.
+bool attn_cuda_prefills(const attn_cuda *cuda);
+
 // attn_cuda_kernel returns the name of the kernel that the engine takes: "bulk" or "portable".
 const char *attn_cuda_kernel(const attn_cuda *cuda);
 

@@ -144,10 +144,25 @@ static attnd_err check_tensor(const char *field, const void *data, int64_t strid
     return ATTND_OK;
 }
 
+attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
+                              attnd_errinfo *info) {
+    TRY(check_lengths(&p->shape, row, i, info));
+    return check_logits(p, row, prefill, i, info);
+}
+
+// check_offset wants a layer's K or V to begin inside the pool, where 16-byte copies can reach it.
+// It may lie behind block_stride, which is the unit of table entries, not the size of a block.
+static attnd_err check_offset(const char *field, const attn_params *p, uint64_t offset, uint32_t i,
+                              attnd_errinfo *info) {
+    FAIL_IF(offset % COPY_ALIGN != 0 || offset >= p->pool_bytes, ATTND_EINVAL, field,
+            "row %u: %s %llu is not a multiple of %d inside the pool of %llu bytes", i, field,
+            (unsigned long long)offset, COPY_ALIGN, (unsigned long long)p->pool_bytes);
+    return ATTND_OK;
+}
+
 static attnd_err check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
                            attnd_errinfo *info) {
-    TRY(check_lengths(&p->shape, row, i, info));
-    TRY(check_logits(p, row, prefill, i, info));
+    TRY(attn_cuda_check_row(p, row, prefill, i, info));
     if (row->q_count > 0) {
         TRY(check_tensor("q", row->q, row->stride_q_token, row->stride_q_head, i, info));
         TRY(check_tensor("out", row->out, row->stride_out_token, row->stride_out_head, i, info));
@@ -161,13 +176,8 @@ static attnd_err check_row(const attn_params *p, const attn_row *row, bool prefi
         TRY(check_tensor("v_new", row->v_new, row->stride_v_new_token, row->stride_v_new_head, i,
                          info));
     }
-    FAIL_IF(row->k_offset % COPY_ALIGN != 0 || row->k_offset >= p->shape.block_stride, ATTND_EINVAL,
-            "k_offset", "row %u: k_offset %llu is not a multiple of %d below block_stride", i,
-            (unsigned long long)row->k_offset, COPY_ALIGN);
-    FAIL_IF(row->v_offset % COPY_ALIGN != 0 || row->v_offset >= p->shape.block_stride, ATTND_EINVAL,
-            "v_offset", "row %u: v_offset %llu is not a multiple of %d below block_stride", i,
-            (unsigned long long)row->v_offset, COPY_ALIGN);
-    return ATTND_OK;
+    TRY(check_offset("k_offset", p, row->k_offset, i, info));
+    return check_offset("v_offset", p, row->v_offset, i, info);
 }
 
 static attnd_err check_params(const attn_params *p, attnd_errinfo *info) {

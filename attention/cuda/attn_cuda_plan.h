@@ -122,6 +122,12 @@ static inline uint64_t attn_cuda_plan_bytes(uint32_t num_ctas, uint32_t num_reco
 // attn_cuda_check_shape says whether the kernel takes a shape.  ATTND_EINVAL, ATTND_ENOTSUP.
 attnd_err attn_cuda_check_shape(const attn_shape *shape, attnd_errinfo *info);
 
+// attn_cuda_check_row checks what does not depend on where things lie: lengths, flags, mask, which
+// arrays there are.  prefill: whether there is a prefill kernel; i is the row's number, for the
+// text.  ATTND_EINVAL, ATTND_ENOTSUP.
+attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
+                              attnd_errinfo *info);
+
 // attn_cuda_plan_make checks all rows and writes the plan of those that the prefill kernel does not
 // take to *head, which has room for max_records records behind the starts, aligned to 16.  Errors:
 // see attn_cuda_plan_set.

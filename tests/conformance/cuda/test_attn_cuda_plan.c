@@ -255,6 +255,19 @@ START_TEST(short_sequences_are_not_cut_below_the_least_part) {
 }
 END_TEST
 
+// The daemon's pool: table entries count units of 256 bytes, and a block holds many layers.
+START_TEST(a_layer_may_lie_behind_block_stride) {
+    begin(4, 132);
+    params.shape.block_stride = 256;
+    attn_row *row = add_row(100, 2, 1);
+    row->k_offset = 1u << 20;
+    row->v_offset = 3u << 20;
+    ATTND_CK_OK(make(NULL));
+    ck_assert_ptr_eq(record_at(0)->k, (char *)params.pool + (1u << 20));
+    ck_assert_ptr_eq(record_at(0)->v, (char *)params.pool + (3u << 20));
+}
+END_TEST
+
 // refused plans the launch and expects an error about a field.
 static void refused(attnd_err code, const char *field) {
     attnd_errinfo info = {0};
@@ -301,7 +314,7 @@ START_TEST(bad_rows_are_refused_by_name) {
     REFUSED(row->k_new = NULL, ATTND_EINVAL, "k_new");
     REFUSED(row->v_new = NULL, ATTND_EINVAL, "v_new");
     REFUSED(row->k_offset = 8, ATTND_EINVAL, "k_offset");
-    REFUSED(row->v_offset = 1u << 30, ATTND_EINVAL, "v_offset");
+    REFUSED((row->v_offset = 1u << 30, params.pool_bytes = 1u << 30), ATTND_EINVAL, "v_offset");
     REFUSED(params.num_splits = 129, ATTND_EINVAL, "num_splits");
     REFUSED((params.num_splits = 2, params.deterministic = true), ATTND_EINVAL, "num_splits");
     REFUSED(params.pool = NULL, ATTND_EINVAL, "pool");
@@ -349,6 +362,7 @@ static Suite *suite(void) {
     tcase_add_test(t, one_sequence_is_cut_into_one_part_a_cta);
     tcase_add_test(t, short_sequences_are_not_cut_below_the_least_part);
     tcase_add_test(t, bad_rows_are_refused_by_name);
+    tcase_add_test(t, a_layer_may_lie_behind_block_stride);
     tcase_add_test(t, shapes_that_no_kernel_takes_are_refused_by_name);
     suite_add_tcase(s, t);
     return s;

@@ -1,0 +1,85 @@
+// attn_device is a device with memory of its own that attention runs on: one arena, a few buffers
+// that lie on both sides, one stream.  It is a table, so that whoever drives a device (the daemon's
+// srv_gpu) needs no header of its maker, and can be tested on host memory.  attention/cuda makes
+// one (attn_cuda_device.h).
+//
+// A launch takes a buffer: its inputs are written to the buffer's host side, then
+//     plan      checks and plans the launch, on the host
+//     upload    copies inputs to the device side
+//     launch    runs what was planned
+//     download  copies outputs to the host side
+//     mark      and ended says when all of the buffer's work has ended
+// The host side must not be touched from upload until ended.  The work of all buffers is done in
+// the order in which it was given, as are moves within the arena.
+//
+// Threads: one at a time, mostly the one that drives it; check_shape and check_row from any.
+#ifndef ATTND_ATTENTION_ATTN_DEVICE_H
+#define ATTND_ATTENTION_ATTN_DEVICE_H
+
+#include "attention/attn.h"
+
+enum { ATTN_DEVICE_BUFFERS = 2 };
+
+typedef struct attn_device attn_device;
+
+typedef struct attn_device_opts {
+    int32_t ordinal;       // which device
+    uint64_t arena_bytes;  // rounded up to what the device gives
+    uint64_t buffer_bytes; // of each buffer, on each side
+    uint32_t max_rows;     // of a launch
+} attn_device_opts;
+
+// attn_device_buffer has one layout on both sides: byte i of host is byte i of device.
+typedef struct attn_device_buffer {
+    uint8_t *host;   // pinned
+    uint8_t *device; // not to be dereferenced by the host
+    uint64_t bytes;
+} attn_device_buffer;
+
+typedef struct attn_device_ops {
+    // open makes the device ready, with its arena and buffers.  ATTND_ENOTSUP when it is not there
+    // or cannot run the kernels, ATTND_ENOMEM, ATTND_ECUDA; *info is a line for an operator.  The
+    // caller owns *out: close, which accepts a device that was lost.
+    attnd_err (*open)(attn_device **out, const attn_device_opts *opts, attnd_errinfo *info);
+    void (*close)(attn_device *d);
+
+    // check_shape and check_row say what the device cannot do of what attn_check lets pass; of a
+    // row, lengths, flags and which arrays are there, not where they lie.  ATTND_ENOTSUP with the
+    // field.
+    attnd_err (*check_shape)(const attn_shape *shape, attnd_errinfo *info);
+    attnd_err (*check_row)(const attn_device *d, const attn_shape *shape, const attn_row *row,
+                           attnd_errinfo *info);
+
+    // plan: all pointers of the rows but rope and block_mask, and in these, are device addresses.
+    // ATTND_EMSGSIZE: more than one launch can do, fewer rows or query tokens may fit.  An error
+    // leaves nothing planned.
+    attnd_err (*plan)(attn_device *d, uint32_t buffer, const attn_params *p, attn_choice *choice,
+                      attnd_errinfo *info);
+    attnd_err (*launch)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
+    attnd_err (*upload)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
+                        attnd_errinfo *info);
+    attnd_err (*download)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
+                          attnd_errinfo *info);
+    // move copies num_rows rows of row_bytes, pitch apart, within the arena (bytes from its start).
+    // No two of the ranges overlap.
+    attnd_err (*move)(attn_device *d, uint64_t dst, uint64_t src, uint64_t row_bytes,
+                      uint64_t pitch, uint64_t num_rows, attnd_errinfo *info);
+    attnd_err (*mark)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
+    // ended: errors of what ran show here.
+    attnd_err (*ended)(attn_device *d, uint32_t buffer, bool *ended, attnd_errinfo *info);
+    // lost is true when the device will not work again in this process, whatever is called.
+    bool (*lost)(attn_device *d);
+} attn_device_ops;
+
+// attn_device is embedded first in a maker's own.
+struct attn_device {
+    const attn_device_ops *ops;
+    char name[64];       // such as "NVIDIA H200"
+    const char *kernels; // which of the maker's kernels it takes
+    void *arena;         // device address, aligned to 256 bytes at least
+    uint64_t arena_bytes;
+    int arena_fd; // a descriptor that other processes can map the arena by; -1 = none
+    attn_device_buffer buffers[ATTN_DEVICE_BUFFERS];
+};
+
+#endif

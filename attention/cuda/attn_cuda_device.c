@@ -1,0 +1,290 @@
+// The CUDA device behind attn_device.h.
+//
+// A plan lies in pinned memory that its upload reads, so there is one for each KV shape and buffer;
+// they are made when a shape is first met, and the one used longest ago makes room for another.
+#include "attention/cuda/attn_cuda_device.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention/cuda/attn_cuda.h"
+#include "attention/cuda/attn_cuda_memory.h"
+#include "attention/cuda/attn_cuda_plan.h"
+
+enum {
+    PLANS = 32,              // of one buffer: KV shapes met lately
+    MAX_RECORDS = 16 * 1024, // of a plan, 5 MiB; a launch that needs more is refused as too large
+    DECODE_TOKENS = 8,       // query tokens that a plan has room for, a row
+};
+
+#define TRY_CUDA(call)                          \
+    do {                                        \
+        cudaError_t result = (call);            \
+        if (result != cudaSuccess) {            \
+            return failed(result, #call, info); \
+        }                                       \
+    } while (0)
+
+typedef struct plan_slot {
+    attn_cuda_plan *plan; // NULL = none
+    attn_shape shape;
+    uint64_t used; // order of the last use
+} plan_slot;
+
+typedef struct cuda_device {
+    attn_device pub; // first
+    int32_t ordinal;
+    uint32_t max_rows;
+    attn_cuda *engine;
+    attn_cuda_memory arena;
+    cudaStream_t stream;
+    cudaEvent_t marks[ATTN_DEVICE_BUFFERS];
+    plan_slot plans[ATTN_DEVICE_BUFFERS][PLANS];
+    attn_cuda_plan *planned[ATTN_DEVICE_BUFFERS];
+    uint64_t uses;
+} cuda_device;
+
+// of makes the device current, which is a matter of the calling thread.
+static cuda_device *of(attn_device *pub) {
+    cuda_device *d = (cuda_device *)pub;
+    (void)cudaSetDevice(d->ordinal);
+    return d;
+}
+
+static attnd_err failed(cudaError_t code, const char *call, attnd_errinfo *info) {
+    (void)cudaGetLastError();
+    attnd_err err = code == cudaErrorMemoryAllocation ? ATTND_ENOMEM : ATTND_ECUDA;
+    attnd_fail(info, err, "cuda", "%.*s: %s", (int)strcspn(call, "("), call,
+               cudaGetErrorString(code));
+    if (info) {
+        info->detail = (int32_t)code;
+    }
+    return err;
+}
+
+// ---- opening
+
+static attnd_err find_device(int32_t ordinal, attnd_errinfo *info) {
+    attnd_err err = attn_cuda_driver_check(info);
+    if (err) {
+        return err;
+    }
+    int num = 0;
+    cudaError_t code = cudaGetDeviceCount(&num);
+    if (code == cudaErrorNoDevice || (code == cudaSuccess && num == 0)) {
+        return attnd_fail(info, ATTND_ENOTSUP, "device", "the machine has no CUDA device");
+    }
+    if (code != cudaSuccess) {
+        return failed(code, "cudaGetDeviceCount", info);
+    }
+    if (ordinal >= num) {
+        return attnd_fail(info, ATTND_ENOTSUP, "device", "there is no cuda:%d, the machine has %d",
+                          ordinal, num);
+    }
+    TRY_CUDA(cudaSetDevice(ordinal));
+    return ATTND_OK;
+}
+
+static attnd_err make_buffers(cuda_device *d, uint64_t bytes, attnd_errinfo *info) {
+    TRY_CUDA(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
+    for (int i = 0; i < ATTN_DEVICE_BUFFERS; i++) {
+        attn_device_buffer *b = &d->pub.buffers[i];
+        b->bytes = bytes;
+        TRY_CUDA(cudaHostAlloc((void **)&b->host, bytes, cudaHostAllocDefault));
+        TRY_CUDA(cudaMalloc((void **)&b->device, bytes));
+        TRY_CUDA(cudaEventCreateWithFlags(&d->marks[i], cudaEventDisableTiming));
+    }
+    return ATTND_OK;
+}
+
+static attnd_err make_engine(cuda_device *d, attnd_errinfo *info) {
+    struct cudaDeviceProp prop;
+    TRY_CUDA(cudaGetDeviceProperties(&prop, d->ordinal));
+    snprintf(d->pub.name, sizeof(d->pub.name), "%.63s", prop.name);
+    attn_cuda_opts opts = {.device = d->ordinal};
+    attnd_err err = attn_cuda_create(&d->engine, &opts, info);
+    if (!err) {
+        d->pub.kernels = attn_cuda_kernel(d->engine);
+    }
+    return err;
+}
+
+static void device_close(attn_device *pub) {
+    cuda_device *d = of(pub);
+    (void)cudaDeviceSynchronize();
+    for (int i = 0; i < ATTN_DEVICE_BUFFERS; i++) {
+        for (int k = 0; k < PLANS; k++) {
+            attn_cuda_plan_free(d->plans[i][k].plan);
+        }
+        if (d->marks[i]) {
+            (void)cudaEventDestroy(d->marks[i]);
+        }
+        (void)cudaFreeHost(pub->buffers[i].host);
+        (void)cudaFree(pub->buffers[i].device);
+    }
+    if (d->stream) {
+        (void)cudaStreamDestroy(d->stream);
+    }
+    attn_cuda_free(d->engine);
+    attn_cuda_memory_close(&d->arena);
+    free(d);
+}
+
+static attnd_err device_open(attn_device **out, const attn_device_opts *opts, attnd_errinfo *info) {
+    attnd_err err = find_device(opts->ordinal, info);
+    if (err) {
+        return err;
+    }
+    cuda_device *d = calloc(1, sizeof(*d));
+    if (!d) {
+        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for a device");
+    }
+    d->pub.ops = &attn_cuda_device_ops;
+    d->ordinal = opts->ordinal;
+    d->max_rows = opts->max_rows;
+    d->arena.fd = -1;
+    err = make_engine(d, info); // the context is current from here on
+    if (!err) {
+        err = attn_cuda_memory_open(&d->arena, d->ordinal, opts->arena_bytes, info);
+    }
+    if (!err) {
+        err = make_buffers(d, opts->buffer_bytes, info);
+    }
+    if (err) {
+        device_close(&d->pub);
+        return err;
+    }
+    d->pub.arena = (void *)(uintptr_t)d->arena.address;
+    d->pub.arena_bytes = d->arena.bytes;
+    d->pub.arena_fd = d->arena.fd;
+    *out = &d->pub;
+    return ATTND_OK;
+}
+
+// ---- plans
+
+// records_of returns how many records a plan over a shape has: enough for max_rows decodes of
+// DECODE_TOKENS tokens, within MAX_RECORDS.
+static uint32_t records_of(const cuda_device *d, const attn_shape *shape) {
+    uint32_t group = (uint32_t)(shape->q_heads / shape->kv_heads);
+    uint32_t heads = group < ATTN_CUDA_QUERY_ROWS ? group : ATTN_CUDA_QUERY_ROWS;
+    uint32_t parts = (group + heads - 1) / heads, tokens = ATTN_CUDA_QUERY_ROWS / heads;
+    uint64_t num = (uint64_t)d->max_rows * parts * ((DECODE_TOKENS + tokens - 1) / tokens);
+    return num < MAX_RECORDS ? (uint32_t)num : MAX_RECORDS;
+}
+
+static attnd_err find_plan(cuda_device *d, uint32_t buffer, const attn_shape *shape,
+                           attn_cuda_plan **out, attnd_errinfo *info) {
+    plan_slot *oldest = &d->plans[buffer][0];
+    for (int k = 0; k < PLANS; k++) {
+        plan_slot *slot = &d->plans[buffer][k];
+        if (slot->plan && memcmp(&slot->shape, shape, sizeof(*shape)) == 0) {
+            slot->used = ++d->uses;
+            *out = slot->plan;
+            return ATTND_OK;
+        }
+        oldest = slot->used < oldest->used ? slot : oldest;
+    }
+    attn_cuda_plan_free(oldest->plan);
+    *oldest = (plan_slot){.plan = NULL};
+    attnd_err err =
+        attn_cuda_plan_create(&oldest->plan, d->engine, shape, records_of(d, shape), info);
+    if (!err) {
+        oldest->shape = *shape;
+        oldest->used = ++d->uses;
+        *out = oldest->plan;
+    }
+    return err;
+}
+
+static attnd_err device_plan(attn_device *pub, uint32_t buffer, const attn_params *p,
+                             attn_choice *choice, attnd_errinfo *info) {
+    cuda_device *d = of(pub);
+    d->planned[buffer] = NULL;
+    attn_cuda_plan *plan = NULL;
+    attnd_err err = find_plan(d, buffer, &p->shape, &plan, info);
+    if (!err) {
+        err = attn_cuda_plan_set(plan, p, choice, info);
+    }
+    if (!err) {
+        d->planned[buffer] = plan;
+    }
+    return err;
+}
+
+static attnd_err device_check_row(const attn_device *pub, const attn_shape *shape,
+                                  const attn_row *row, attnd_errinfo *info) {
+    const cuda_device *d = (const cuda_device *)pub;
+    attn_params p = {.shape = *shape};
+    return attn_cuda_check_row(&p, row, attn_cuda_prefills(d->engine), 0, info);
+}
+
+// ---- in stream order
+
+static attnd_err device_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
+    cuda_device *d = of(pub);
+    attnd_err err = attn_cuda_plan_upload(d->planned[buffer], d->stream, info);
+    return err ? err : attn_cuda_launch(d->planned[buffer], d->stream, info);
+}
+
+static attnd_err device_upload(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
+                               attnd_errinfo *info) {
+    const attn_device_buffer *b = &pub->buffers[buffer];
+    TRY_CUDA(cudaMemcpyAsync(b->device + off, b->host + off, bytes, cudaMemcpyHostToDevice,
+                             of(pub)->stream));
+    return ATTND_OK;
+}
+
+static attnd_err device_download(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
+                                 attnd_errinfo *info) {
+    const attn_device_buffer *b = &pub->buffers[buffer];
+    TRY_CUDA(cudaMemcpyAsync(b->host + off, b->device + off, bytes, cudaMemcpyDeviceToHost,
+                             of(pub)->stream));
+    return ATTND_OK;
+}
+
+static attnd_err device_move(attn_device *pub, uint64_t dst, uint64_t src, uint64_t row_bytes,
+                             uint64_t pitch, uint64_t num_rows, attnd_errinfo *info) {
+    char *arena = pub->arena;
+    TRY_CUDA(cudaMemcpy2DAsync(arena + dst, pitch, arena + src, pitch, row_bytes, num_rows,
+                               cudaMemcpyDeviceToDevice, of(pub)->stream));
+    return ATTND_OK;
+}
+
+static attnd_err device_mark(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
+    TRY_CUDA(cudaEventRecord(of(pub)->marks[buffer], of(pub)->stream));
+    return ATTND_OK;
+}
+
+static attnd_err device_ended(attn_device *pub, uint32_t buffer, bool *ended, attnd_errinfo *info) {
+    cudaError_t code = cudaEventQuery(of(pub)->marks[buffer]);
+    *ended = code != cudaErrorNotReady;
+    if (code == cudaSuccess || code == cudaErrorNotReady) {
+        return ATTND_OK;
+    }
+    return failed(code, "cudaEventQuery", info);
+}
+
+// device_lost: an error of a kernel stays with the context, so that every call returns it.
+static bool device_lost(attn_device *pub) {
+    cudaError_t code = cudaStreamQuery(of(pub)->stream);
+    (void)cudaGetLastError();
+    return code != cudaSuccess && code != cudaErrorNotReady;
+}
+
+const attn_device_ops attn_cuda_device_ops = {
+    .open = device_open,
+    .close = device_close,
+    .check_shape = attn_cuda_check_shape,
+    .check_row = device_check_row,
+    .plan = device_plan,
+    .launch = device_launch,
+    .upload = device_upload,
+    .download = device_download,
+    .move = device_move,
+    .mark = device_mark,
+    .ended = device_ended,
+    .lost = device_lost,
+};
