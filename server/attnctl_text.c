@@ -86,6 +86,12 @@ static void print_blocks(const cJSON *o, FILE *out) {
             total > 0 ? 100 * number(o, "in_use") / total : 0.0);
 }
 
+static void print_device(const cJSON *device, FILE *out) {
+    text_buf name = text(device, "name");
+    fprintf(out, "device     %s%s%s, %s kernels\n", text(device, "device").s, name.s[0] ? ", " : "",
+            name.s, text(device, "kernels").s);
+}
+
 static void print_cache(const cJSON *doc, FILE *out) {
     const cJSON *arena = child(doc, "arena");
     fprintf(out, "blocks     ");
@@ -99,8 +105,8 @@ static void print_cache(const cJSON *doc, FILE *out) {
         fprintf(out, "\n");
     }
     fprintf(out,
-            "arena      %s of %s pages, %s in use; %" PRIu64 " slabs, %" PRIu64 " unassigned\n",
-            bytes(number(arena, "bytes")).s, text(arena, "pages").s,
+            "arena      %s of %s pages, %s, %s in use; %" PRIu64 " slabs, %" PRIu64 " unassigned\n",
+            bytes(number(arena, "bytes")).s, text(arena, "pages").s, text(arena, "kind").s,
             bytes(number(arena, "in_use_bytes")).s, whole(arena, "slabs"),
             whole(arena, "unassigned_slabs"));
     fprintf(out,
@@ -131,6 +137,7 @@ static void print_scheduler(const cJSON *sched, FILE *out) {
 void attnctl_print_status(const cJSON *doc, FILE *out) {
     fprintf(out, "%s is %s, up %s\n", text(doc, "daemon").s, text(doc, "state").s,
             duration(number(doc, "uptime_s")).s);
+    print_device(child(doc, "device"), out);
     print_cache(doc, out);
     print_scheduler(child(doc, "scheduler"), out);
     fprintf(out, "\n%-24s %10s %10s %6s\n", "TENANT", "BLOCKS", "QUOTA", "SHARE");

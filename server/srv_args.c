@@ -5,8 +5,9 @@
 #include <string.h>
 
 const char *srv_args_usage(void) {
-    return "usage: attnd [--listen URL]... [--config FILE] [--set SECTION.KEY=VALUE]...\n"
+    return "usage: attnd [--listen URL]... [--device DEVICE] [--config FILE] [--set KEY=VALUE]...\n"
            "  --listen URL       ipc://PATH or tcp://HOST:PORT; over server.listen\n"
+           "  --device DEVICE    cpu or cuda:N; over compute.device\n"
            "  --config FILE      INI file, see deploy/attnd.conf\n"
            "  --set KEY=VALUE    one key of the file, such as cache.memory=4GiB; over the file\n"
            "  --check-config     read file and flags, say all that is wrong, and exit\n"
@@ -40,10 +41,15 @@ static attnd_err add_set(srv_args *args, const char *set, attnd_errinfo *info) {
 
 attnd_err srv_args_parse(srv_args *args, int argc, char **argv, attnd_errinfo *info) {
     static const struct option options[] = {
-        {"listen", required_argument, NULL, 'l'}, {"config", required_argument, NULL, 'c'},
-        {"set", required_argument, NULL, 's'},    {"check-config", no_argument, NULL, 'k'},
-        {"dump-config", no_argument, NULL, 'd'},  {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},      {NULL, 0, NULL, 0},
+        {"listen", required_argument, NULL, 'l'},
+        {"config", required_argument, NULL, 'c'},
+        {"set", required_argument, NULL, 's'},
+        {"device", required_argument, NULL, 'g'},
+        {"check-config", no_argument, NULL, 'k'},
+        {"dump-config", no_argument, NULL, 'd'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},
+        {NULL, 0, NULL, 0},
     };
     memset(args, 0, sizeof(*args));
     attnd_err err = ATTND_OK;
@@ -56,6 +62,9 @@ attnd_err srv_args_parse(srv_args *args, int argc, char **argv, attnd_errinfo *i
             break;
         case 'c':
             args->config = optarg;
+            break;
+        case 'g':
+            args->device = optarg;
             break;
         case 's':
             err = add_set(args, optarg, info);
@@ -104,6 +113,9 @@ attnd_err srv_args_conf(const srv_args *args, srv_conf *conf, srv_conf_errors *e
     attnd_err err = args->config ? srv_conf_load(conf, args->config, errors) : ATTND_OK;
     if (args->listen[0] && srv_conf_set(conf, "server.listen", args->listen, &info)) {
         srv_conf_error(errors, "--listen: %s", info.text);
+    }
+    if (args->device && srv_conf_set(conf, "compute.device", args->device, &info)) {
+        srv_conf_error(errors, "--device: %s", info.text);
     }
     for (int i = 0; i < args->num_sets; i++) {
         apply_set(conf, args->sets[i], errors);

@@ -18,6 +18,7 @@ typedef struct srv_args {
     srv_args_mode mode;
     const char *config;                  // path, NULL = no file
     char listen[SRV_CONF_TEXT_BYTES];    // all --listen, "" = none
+    const char *device;                  // borrowed from argv, NULL = not given
     const char *sets[SRV_ARGS_MAX_SETS]; // "section.key=value", borrowed from argv
     int num_sets;
 } srv_args;

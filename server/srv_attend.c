@@ -83,7 +83,7 @@ static void lens(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len) 
     *kv_len = s->kv_len;
 }
 
-// check_rows has attention check the rows of this request alone.
+// check_rows has attention and the backend check the rows of this request alone.
 static attnd_err check_rows(srv_core *core, srv_request *rq, attnd_errinfo *info) {
     const srv_step *step = rq->attend.step;
     fill(&rq->sched, core->rows);
@@ -95,7 +95,12 @@ static attnd_err check_rows(srv_core *core, srv_request *rq, attnd_errinfo *info
         .rows = core->rows,
         .num_rows = step->num_active,
     };
-    return attn_check(&params, info);
+    attnd_err err = attn_check(&params, info);
+    const srv_backend_ops *ops = core->backend->ops;
+    for (uint32_t i = 0; i < step->num_active && !err && ops->check_row; i++) {
+        err = ops->check_row(core->backend, &params.shape, &core->rows[i], info);
+    }
+    return err;
 }
 
 // ---- the request

@@ -34,8 +34,8 @@ enum {
 };
 
 struct srv_compute {
+    srv_backend pub; // first
     srv_compute_opts opts;
-    sched_backend backend;
     sched *sched;
     uv_async_t async;
     uv_idle_t soon; // started while a launch that ran on the loop is to be told of
@@ -241,18 +241,46 @@ static void destroy(srv_compute *c) {
     free(c);
 }
 
+static bool backend_poll(srv_backend *b) {
+    return srv_compute_poll((srv_compute *)b);
+}
+
+static bool backend_crowds(const srv_backend *b) {
+    return srv_compute_crowds((const srv_compute *)b);
+}
+
+static void backend_set_sched(srv_backend *b, sched *s) {
+    srv_compute_set_sched((srv_compute *)b, s);
+}
+
+static void backend_stop(srv_backend *b) {
+    srv_compute_stop((srv_compute *)b);
+}
+
+static void backend_free(srv_backend *b) {
+    srv_compute_free((srv_compute *)b);
+}
+
+static const srv_backend_ops backend_ops = {.set_sched = backend_set_sched,
+                                            .poll = backend_poll,
+                                            .crowds = backend_crowds,
+                                            .stop = backend_stop,
+                                            .free = backend_free};
+
 attnd_err srv_compute_create(srv_compute **out, const srv_compute_opts *opts, attnd_errinfo *info) {
     srv_compute *c = calloc(1, sizeof(*c));
     if (!c) {
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory for the compute threads");
     }
     c->opts = *opts;
-    c->backend = (sched_backend){.launch = launch_one,
-                                 .ctx = c,
-                                 .pool = opts->pool,
-                                 .pool_bytes = opts->pool_bytes,
-                                 .depth = 1,
-                                 .deterministic = opts->deterministic};
+    c->pub = (srv_backend){.ops = &backend_ops,
+                           .device = "cpu",
+                           .sched = {.launch = launch_one,
+                                     .ctx = c,
+                                     .pool = opts->pool,
+                                     .pool_bytes = opts->pool_bytes,
+                                     .depth = 1,
+                                     .deterministic = opts->deterministic}};
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->wake, NULL);
     attnd_err err = start_thread(c, info);
@@ -270,20 +298,17 @@ attnd_err srv_compute_create(srv_compute **out, const srv_compute_opts *opts, at
     }
     uv_idle_init(opts->loop, &c->soon);
     c->async.data = c->soon.data = c;
+    c->pub.kernels = attn_cpu_isa(c->cpu);
     *out = c;
     return ATTND_OK;
 }
 
-const sched_backend *srv_compute_backend(const srv_compute *c) {
-    return &c->backend;
+srv_backend *srv_compute_backend(srv_compute *c) {
+    return &c->pub;
 }
 
 void srv_compute_set_sched(srv_compute *c, sched *s) {
     c->sched = s;
-}
-
-const char *srv_compute_isa(const srv_compute *c) {
-    return attn_cpu_isa(c->cpu);
 }
 
 // fail_queued ends what the master no longer takes, and what that lets follow.

@@ -17,6 +17,7 @@
 #include "kvcache/kv_cache.h"
 #include "proto/err.h"
 #include "scheduler/sched.h"
+#include "server/srv_backend.h"
 
 typedef struct srv_compute srv_compute;
 
@@ -36,14 +37,11 @@ typedef struct srv_compute_opts {
 // loop has closed its handles, srv_compute_free.  ATTND_ENOMEM, or what attn_cpu_create answers.
 attnd_err srv_compute_create(srv_compute **out, const srv_compute_opts *opts, attnd_errinfo *info);
 
-// srv_compute_backend is what sched_create wants; borrowed.
-const sched_backend *srv_compute_backend(const srv_compute *c);
+// srv_compute_backend is the table that the server knows it by; borrowed.
+srv_backend *srv_compute_backend(srv_compute *c);
 
 // srv_compute_set_sched says whose launches they are; before the first one.
 void srv_compute_set_sched(srv_compute *c, sched *s);
-
-// srv_compute_isa returns the name of the instruction set in use.
-const char *srv_compute_isa(const srv_compute *c);
 
 // srv_compute_poll takes in a launch that has ended, without waiting for the loop to be woken; for
 // a loop that spins.  False when there was none.

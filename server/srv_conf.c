@@ -361,6 +361,22 @@ void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, 
     }
 }
 
+attnd_err srv_conf_device(const srv_conf *conf, int32_t *ordinal, attnd_errinfo *info) {
+    static const char prefix[] = "cuda:";
+    if (strcmp(conf->device, "cpu") == 0) {
+        *ordinal = -1;
+        return ATTND_OK;
+    }
+    const char *number = conf->device + strlen(prefix);
+    if (strncmp(conf->device, prefix, strlen(prefix)) != 0 || !number[0] || strlen(number) > 4 ||
+        strspn(number, "0123456789") != strlen(number)) {
+        return attnd_fail(info, ATTND_EINVAL, "device",
+                          "compute.device: \"%.64s\" is neither cpu nor cuda:N", conf->device);
+    }
+    *ordinal = atoi(number);
+    return ATTND_OK;
+}
+
 bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid) {
     for (uint32_t i = 0; i < tenant->num_uids; i++) {
         if (tenant->uid_list[i] == uid) {

@@ -44,6 +44,8 @@ typedef struct srv_conf {
     uint64_t memory_bytes, slab_bytes;
     uint64_t block_tokens, max_blocks, max_sequences, max_seq_blocks, max_models;
     // [compute]
+    char device[SRV_CONF_TEXT_BYTES]; // srv_conf_device reads it
+    uint64_t staging_bytes;
     uint64_t threads;
     char isa[SRV_CONF_TEXT_BYTES];
     bool deterministic;
@@ -124,6 +126,9 @@ attnd_err srv_conf_tenant_add(srv_conf *conf, const char *name, attnd_errinfo *i
 // that nobody can listen on, an instruction set that this machine lacks.  ATTND_EINVAL with a line
 // in errors for each.
 attnd_err srv_conf_check(const srv_conf *conf, srv_conf_errors *errors);
+
+// srv_conf_device reads compute.device: *ordinal is N of "cuda:N", -1 for "cpu".  ATTND_EINVAL.
+attnd_err srv_conf_device(const srv_conf *conf, int32_t *ordinal, attnd_errinfo *info);
 
 // srv_conf_each calls cb with every "section.key" and its value as text, in table order.
 void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, const char *value),

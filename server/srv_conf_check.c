@@ -4,6 +4,7 @@
 
 #include "attention/cpu/attn_cpu_ops.h"
 #include "server/srv_conf.h"
+#include "server/srv_stage.h"
 #include "server/srv_urls.h"
 
 void srv_conf_error(srv_conf_errors *errors, const char *fmt, ...) {
@@ -37,11 +38,36 @@ static void check_sizes(const srv_conf *conf, srv_conf_errors *errors) {
     }
 }
 
+// check_device checks what a GPU needs, and that nothing is asked of the CPU beside it.
+static void check_device(const srv_conf *conf, srv_conf_errors *errors) {
+    int32_t ordinal;
+    attnd_errinfo info;
+    if (srv_conf_device(conf, &ordinal, &info)) {
+        srv_conf_error(errors, "%s", info.text);
+        return;
+    }
+    uint64_t least = srv_stage_min_bytes(conf->max_seq_blocks, conf->message_bytes);
+    if (ordinal >= 0 && conf->threads) {
+        srv_conf_error(errors, "compute.threads is for the CPU, compute.device is %.32s",
+                       conf->device);
+    }
+    if (ordinal >= 0 && conf->isa[0]) {
+        srv_conf_error(errors, "compute.isa is for the CPU, compute.device is %.32s", conf->device);
+    }
+    if (ordinal >= 0 && conf->staging_bytes < least) {
+        srv_conf_error(errors,
+                       "compute.staging must be %llu bytes at least, for limits.message and "
+                       "cache.max_seq_blocks",
+                       (unsigned long long)least);
+    }
+}
+
 attnd_err srv_conf_check(const srv_conf *conf, srv_conf_errors *errors) {
     uint32_t before = errors->num, features = 0;
     srv_urls urls;
     attnd_errinfo info;
     check_sizes(conf, errors);
+    check_device(conf, errors);
     srv_urls_read(&urls, conf, errors);
     if (conf->isa[0] && attn_cpu_features_of(&features, conf->isa, attn_cpu_detect(), &info)) {
         srv_conf_error(errors, "compute.isa: %s", info.text);

@@ -55,8 +55,14 @@ const srv_conf_key srv_conf_keys[] = {
     {"cache", "max_models", SRV_CONF_COUNT, CONF(max_models), "64", 1, 4096, NULL, false,
      "Models open at once."},
 
+    {"compute", "device", SRV_CONF_TEXT, CONF(device), "cpu", 0, 0, NULL, false,
+     "Where attention runs: cpu; or cuda:N, the GPU of that number, whose memory then holds the "
+     "arena."},
+    {"compute", "staging", SRV_CONF_SIZE, CONF(staging_bytes), "64MiB", MIB, 4 * GIB, NULL, false,
+     "Each of the two buffers, pinned and on the GPU, that tensors pass through; a larger launch "
+     "runs in several pieces.  The CPU has none."},
     {"compute", "threads", SRV_CONF_COUNT, CONF(threads), "0", 0, 4096, NULL, false,
-     "Compute threads; 0: the processors of the affinity mask."},
+     "Compute threads of the CPU; 0: the processors of the affinity mask."},
     {"compute", "isa", SRV_CONF_TEXT, CONF(isa), "", 0, 0, NULL, false,
      "Instruction set of the CPU kernels, such as scalar, avx2, avx512, neon; empty: the best "
      "there is."},
@@ -69,8 +75,8 @@ const srv_conf_key srv_conf_keys[] = {
     {"compute", "launch_rows", SRV_CONF_COUNT, CONF(launch_rows), "4096", 1, 1u << 20, NULL, false,
      "Largest launch, in rows (sequences of one layer); at least limits.step_seqs."},
     {"compute", "inline_work", SRV_CONF_COUNT, CONF(inline_work), "65536", 0, 1u << 30, NULL, false,
-     "Multiply-adds of a launch up to which it runs on the loop's thread, since waking the compute "
-     "threads takes longer; 0: none does."},
+     "Multiply-adds of a launch up to which the CPU runs it on the loop's thread, since waking the "
+     "compute threads takes longer; 0: none does."},
 
     {"limits", "message", SRV_CONF_SIZE, CONF(message_bytes), "64MiB", 64 * KIB, 256 * MIB, NULL,
      false, "Largest message; a longer one closes its connection."},

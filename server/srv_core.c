@@ -83,8 +83,9 @@ attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *ar
     return err ? attnd_fail(info, err, "", "no memory for the pools") : ATTND_OK;
 }
 
-attnd_err srv_core_set_backend(srv_core *core, const sched_backend *backend, attnd_errinfo *info) {
+attnd_err srv_core_set_backend(srv_core *core, srv_backend *backend, attnd_errinfo *info) {
     const srv_conf *conf = &core->conf;
+    core->backend = backend;
     sched_opts opts = {
         .max_queued = (uint32_t)conf->queue,
         .max_tenant_queued = (uint32_t)conf->tenant_queue,
@@ -94,10 +95,11 @@ attnd_err srv_core_set_backend(srv_core *core, const sched_backend *backend, att
         .max_decodes_in_a_row = (uint32_t)conf->decodes_in_a_row,
         .now_us = attnd_clock_us,
     };
-    attnd_err err = sched_create(&core->sched, &opts, backend);
+    attnd_err err = sched_create(&core->sched, &opts, &backend->sched);
     if (err) {
         return attnd_fail(info, err, "", "the scheduler cannot be made");
     }
+    backend->ops->set_sched(backend, core->sched);
     return srv_core_apply_tenants(core, info);
 }
 

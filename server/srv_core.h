@@ -7,6 +7,7 @@
 #include "kvcache/kv_cache.h"
 #include "scheduler/sched.h"
 #include "scheduler/sched_wait.h"
+#include "server/srv_backend.h"
 #include "server/srv_conf.h"
 #include "server/srv_model.h"
 #include "server/srv_session.h"
@@ -38,6 +39,7 @@ struct srv_core {
     const srv_core_hooks *hooks;
     const kv_arena *arena;
     kv_cache *kv;
+    const srv_backend *backend;
     sched *sched;
     sched_wait *wait;
     uint32_t tenants[SRV_CONF_MAX_TENANTS]; // of kv_cache, [conf.num_tenants]
@@ -54,15 +56,17 @@ struct srv_core {
 
     const char *attach_path; // of the attach socket; borrowed, NULL = there is none
     bool draining;
+    bool lost; // the device; the daemon drains, and ends with an error
     uint64_t started_ms;
 };
 
 // srv_core_init makes the pools and the cache.  conf is copied, arena and hooks are borrowed.  The
-// scheduler is made afterwards by srv_core_set_backend, since its backend needs the cache.
+// scheduler is made afterwards by srv_core_set_backend, since its backend, which is borrowed, needs
+// the cache.
 // ATTND_ENOMEM, ATTND_EINVAL.  srv_core_fini accepts a half-made core.
 attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *arena,
                         const srv_core_hooks *hooks, attnd_errinfo *info);
-attnd_err srv_core_set_backend(srv_core *core, const sched_backend *backend, attnd_errinfo *info);
+attnd_err srv_core_set_backend(srv_core *core, srv_backend *backend, attnd_errinfo *info);
 void srv_core_fini(srv_core *core);
 
 // srv_core_apply_tenants tells cache and scheduler the tenants of conf (also after a reload).

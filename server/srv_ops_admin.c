@@ -168,12 +168,20 @@ static void add_cache(const srv_core *core, cJSON *doc) {
     cJSON_AddNumberToObject(arena, "slab_bytes", (double)info.slab_bytes);
     cJSON_AddNumberToObject(arena, "slabs", info.slabs);
     cJSON_AddNumberToObject(arena, "unassigned_slabs", info.unassigned_slabs);
+    cJSON_AddStringToObject(arena, "kind", core->arena->ops->kind);
     cJSON_AddStringToObject(arena, "pages", pages[core->arena->pages]);
     cJSON_AddNumberToObject(doc, "sequences", info.seqs);
     cJSON_AddNumberToObject(doc, "models", info.models);
     cJSON_AddNumberToObject(doc, "sessions", core->num_sessions);
     cJSON_AddNumberToObject(doc, "steps", core->steps.num_open);
     cJSON_AddNumberToObject(doc, "accounting_mismatches", (double)info.mismatches);
+}
+
+static void add_device(const srv_core *core, cJSON *doc) {
+    cJSON *o = cJSON_AddObjectToObject(doc, "device");
+    cJSON_AddStringToObject(o, "device", core->backend->device);
+    cJSON_AddStringToObject(o, "name", core->backend->name);
+    cJSON_AddStringToObject(o, "kernels", core->backend->kernels);
 }
 
 static void add_scheduler(const srv_core *core, cJSON *doc) {
@@ -219,8 +227,12 @@ SRV_HANDLER(stats) {
     (void)kept;
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "daemon", "attnd " ATTND_VERSION);
-    cJSON_AddStringToObject(doc, "state", core->draining ? "draining" : "ready");
+    cJSON_AddStringToObject(doc, "state",
+                            core->lost       ? "lost"
+                            : core->draining ? "draining"
+                                             : "ready");
     cJSON_AddNumberToObject(doc, "uptime_s", (double)(attnd_clock_ms() - core->started_ms) / 1000);
+    add_device(core, doc);
     add_cache(core, doc);
     add_scheduler(core, doc);
     add_tenants(core, rq, doc);

@@ -35,10 +35,25 @@ static void add_groups(cJSON *doc, const srv_model *m) {
     }
 }
 
+// check_backend asks the backend whether it can do the model.
+static attnd_err check_backend(const srv_backend *b, const srv_model *m, const attn_shape *shape,
+                               attnd_errinfo *info) {
+    attnd_err err = b->ops->check_shape ? b->ops->check_shape(shape, info) : ATTND_OK;
+    for (uint32_t i = 0; i < m->num_layers && !err && b->ops->check_row; i++) {
+        attn_row row = {.q_len = 0};
+        srv_layer_fill(m, i, &row);
+        err = b->ops->check_row(b, shape, &row, info);
+    }
+    return err;
+}
+
 // open_model takes model on success only.
 static attnd_err open_model(srv_core *core, srv_session *s, srv_model *model,
                             const attn_shape *shape, uint32_t *idx, attnd_errinfo *info) {
-    attnd_err err = kv_model_open(core->kv, &model->spec, idx, info);
+    attnd_err err = check_backend(core->backend, model, shape, info);
+    if (!err) {
+        err = kv_model_open(core->kv, &model->spec, idx, info);
+    }
     if (err) {
         return err;
     }

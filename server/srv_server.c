@@ -1,8 +1,12 @@
 // The daemon.
 //
-// Start: arena, cache and pools, compute threads, transports, then "ready".  Stop is the way back:
-// drain, no one new, transports (after which no callback of theirs runs), compute threads, handles,
-// and the memory last.
+// Start: arena, cache and pools, backend (compute threads or a GPU), transports, then "ready". Stop
+// is the way back: drain, no one new, transports (after which no callback of theirs runs), backend,
+// handles, and the memory last.
+//
+// A lost device is a drain, too, in which everything fails: with the device's error what it ran,
+// with ESHUTDOWN what is new.  The process then ends with that error, for its supervisor to start
+// another.
 //
 // The loop sleeps until something is posted or the one deadline timer is due.  Before each sleep
 // the prepare callback does what belongs to an idle point: the accounting check, and a look at
@@ -23,6 +27,8 @@
 #include "server/srv_compute.h"
 #include "server/srv_core.h"
 #include "server/srv_deadline.h"
+#include "server/srv_device.h"
+#include "server/srv_gpu.h"
 #include "server/srv_inherit.h"
 #include "server/srv_nng.h"
 #include "server/srv_notify.h"
@@ -31,6 +37,7 @@
 #include "server/srv_urls.h"
 
 enum {
+    LOST_MS = 2000,         // for requests to fail in, when the device is lost
     LINGER_MS = 200,        // for NNG to write the last replies out, which it does not tell of
     LAST_REPLIES_MS = 2000, // behind the drain's end, for clients to read what they wait for
     HANG_MS = 5000,         // of taking everything down; deploy/attnd.conf speaks of both
@@ -53,7 +60,8 @@ typedef struct server {
     kv_arena arena;
     srv_core core;
     srv_core_hooks hooks;
-    srv_compute *compute;
+    srv_backend *backend; // NULL before it is made
+    attnd_errinfo lost;   // of the device; code ATTND_OK = it is not
     srv_nng *clients, *admin;
     srv_rings *rings; // NULL = off
     srv_urls urls;
@@ -116,6 +124,16 @@ static void begin_drain(void *ctx, uint64_t timeout_ms) {
     srv_deadline_set(until + LAST_REPLIES_MS + HANG_MS);
 }
 
+// on_lost begins the end of a daemon whose device is lost.
+static void on_lost(void *ctx, const attnd_errinfo *info) {
+    server *s = ctx;
+    attnd_log(ATTND_LOG_ERROR, "gpu", "%s is lost: %s (CUDA error %d)", s->backend->device,
+              info->text, (int)info->detail);
+    s->lost = *info;
+    s->core.lost = true;
+    begin_drain(s, LOST_MS);
+}
+
 static void on_term(uv_signal_t *handle, int signum) {
     server *s = handle->data;
     attnd_log(ATTND_LOG_INFO, "server", "%s", signum == SIGTERM ? "SIGTERM" : "SIGINT");
@@ -129,7 +147,9 @@ static void finish(server *s) {
     srv_nng_close(s->clients);
     srv_nng_close(s->admin);
     srv_rings_close(s->rings);
-    srv_compute_stop(s->compute);
+    if (s->backend) {
+        s->backend->ops->stop(s->backend);
+    }
     uv_close((uv_handle_t *)&s->timer, NULL);
     uv_close((uv_handle_t *)&s->watchdog, NULL);
     uv_close((uv_handle_t *)&s->idle, NULL);
@@ -233,12 +253,12 @@ static attnd_err attached(void *ctx, srv_conn *conn, uint64_t session, const uin
 
 static bool poll_compute(void *ctx) {
     server *s = ctx;
-    return srv_compute_poll(s->compute);
+    return s->backend->ops->poll(s->backend);
 }
 
 static bool compute_crowds(void *ctx) {
     server *s = ctx;
-    return srv_compute_crowds(s->compute);
+    return s->backend->ops->crowds(s->backend);
 }
 
 // open_rings: the attach socket is handed over, or made at its path.
@@ -458,8 +478,18 @@ static void start_handles(server *s) {
     }
 }
 
-static attnd_err start_compute(server *s, attnd_errinfo *info) {
-    const srv_conf *conf = &s->core.conf;
+static attnd_err make_core(server *s, const srv_conf *conf, attnd_errinfo *info) {
+    return srv_core_init(&s->core, conf, &s->arena, &s->hooks, info);
+}
+
+static attnd_err make_on_cpu(server *s, const srv_conf *conf, attnd_errinfo *info) {
+    attnd_err err = kv_arena_open_host(&s->arena, conf->memory_bytes, info);
+    if (!err) {
+        err = make_core(s, conf, info);
+    }
+    if (err) {
+        return err;
+    }
     srv_compute_opts opts = {
         .loop = &s->loop,
         .kv = s->core.kv,
@@ -471,21 +501,44 @@ static attnd_err start_compute(server *s, attnd_errinfo *info) {
         .isa = conf->isa[0] ? conf->isa : NULL,
         .deterministic = conf->deterministic,
     };
-    attnd_err err = srv_compute_create(&s->compute, &opts, info);
-    if (!err) {
-        err = srv_core_set_backend(&s->core, srv_compute_backend(s->compute), info);
-    }
-    if (!err) {
-        srv_compute_set_sched(s->compute, s->core.sched);
-    }
+    srv_compute *compute = NULL;
+    err = srv_compute_create(&compute, &opts, info);
+    s->backend = err ? NULL : srv_compute_backend(compute);
     return err;
+}
+
+static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
+                             attnd_errinfo *info) {
+    srv_gpu_opts opts = {
+        .device_ops = srv_device_cuda(),
+        .ordinal = ordinal,
+        .arena_bytes = conf->memory_bytes,
+        .staging_bytes = conf->staging_bytes,
+        .max_rows = (uint32_t)conf->launch_rows,
+        .deterministic = conf->deterministic,
+        .lost = on_lost,
+        .ctx = s,
+    };
+    if (!opts.device_ops) {
+        return attnd_fail(info, ATTND_ENOTSUP, "device",
+                          "compute.device: this attnd was built without CUDA");
+    }
+    srv_gpu *gpu = NULL;
+    attnd_err err = srv_gpu_open(&gpu, &opts, &s->arena, info);
+    if (err) {
+        return err;
+    }
+    s->backend = srv_gpu_backend(gpu);
+    err = make_core(s, conf, info);
+    return err ? err : srv_gpu_start(gpu, &s->loop, s->core.kv, info);
 }
 
 static void say_ready(const server *s) {
     static const char *const pages[] = {"small", "transparent huge", "huge"};
     char status[256];
-    snprintf(status, sizeof(status), "%.1f GiB of %s pages, %s", (double)s->arena.bytes / (1 << 30),
-             pages[s->arena.pages], srv_compute_isa(s->compute));
+    snprintf(status, sizeof(status), "%.1f GiB of %s pages, %s%s%s, %s kernels",
+             (double)s->arena.bytes / (1 << 30), pages[s->arena.pages], s->backend->device,
+             s->backend->name[0] ? " " : "", s->backend->name, s->backend->kernels);
     attnd_log(ATTND_LOG_INFO, "server", "attnd %s serves: %s", ATTND_VERSION, status);
     printf("attnd ready: %s (administration %s)\n", s->core.conf.listen, s->urls.admin);
     fflush(stdout);
@@ -493,12 +546,13 @@ static void say_ready(const server *s) {
 }
 
 static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
-    attnd_err err = kv_arena_open_host(&s->arena, conf->memory_bytes, info);
+    int32_t ordinal = -1;
+    attnd_err err = srv_conf_device(conf, &ordinal, info);
     if (!err) {
-        err = srv_core_init(&s->core, conf, &s->arena, &s->hooks, info);
+        err = ordinal < 0 ? make_on_cpu(s, conf, info) : make_on_gpu(s, conf, ordinal, info);
     }
     if (!err) {
-        err = start_compute(s, info);
+        err = srv_core_set_backend(&s->core, s->backend, info);
     }
     return err ? err : open_transports(s, info);
 }
@@ -542,9 +596,17 @@ attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errin
     uv_loop_close(&s->loop);
     srv_nng_fini();
     srv_deadline_set(UINT64_MAX); // unmapping a large arena takes its time
-    srv_compute_free(s->compute);
     srv_core_fini(&s->core);
-    kv_arena_close_host(&s->arena);
+    if (s->arena.ops == &kv_arena_host_ops) {
+        kv_arena_close_host(&s->arena);
+    }
+    if (s->backend) {
+        s->backend->ops->free(s->backend);
+    }
+    if (!err && s->lost.code) {
+        *info = s->lost;
+        err = s->lost.code;
+    }
     free(s);
     if (!err) {
         attnd_log(ATTND_LOG_INFO, "server", "stopped");

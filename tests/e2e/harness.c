@@ -42,10 +42,17 @@ void e2e_dir(e2e_daemon *d) {
     snprintf(d->admin_url, sizeof(d->admin_url), "%s.admin", d->url);
 }
 
+// set_or returns a variable of the environment, or what stands for it.
+static const char *set_or(const char *name, const char *otherwise) {
+    const char *value = getenv(name);
+    return value && value[0] ? value : otherwise;
+}
+
 static _Noreturn void exec_daemon(const e2e_daemon *d, const char *const *flags, int out) {
-    const char *argv[MAX_FLAGS + 4] = {ATTND_BINARY, "--listen", d->url};
+    const char *argv[MAX_FLAGS + 6] = {set_or("ATTND_E2E_BINARY", ATTND_BINARY), "--listen", d->url,
+                                       "--device", set_or("ATTND_E2E_DEVICE", "cpu")};
     for (int i = 0; flags && flags[i] && i < MAX_FLAGS; i++) {
-        argv[3 + i] = flags[i];
+        argv[5 + i] = flags[i];
     }
     char log[96];
     snprintf(log, sizeof(log), "%s/log", d->dir);

@@ -5,6 +5,9 @@
 // With ATTND_E2E_TRANSPORT=ring in the environment the same calls go over a shared-memory ring,
 // those to the administration socket excepted.
 //
+// ATTND_E2E_BINARY in the environment is another daemon to start, such as one of tests/device, and
+// ATTND_E2E_DEVICE its --device.
+//
 // A daemon dies with the test process that started it.  NNG does not survive fork: fork whatever is
 // to be killed before the first e2e_connect of the process.
 #ifndef ATTND_TESTS_E2E_HARNESS_H

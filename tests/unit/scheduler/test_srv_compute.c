@@ -147,7 +147,7 @@ static void start_with(const kv_cache *kv, void *memory, uint64_t bytes) {
                         .prefill_chunk_tokens = 32,
                         .max_decodes_in_a_row = 4,
                         .now_us = attnd_clock_us};
-    ATTND_CK_OK(sched_create(&s, &sopts, srv_compute_backend(compute)));
+    ATTND_CK_OK(sched_create(&s, &sopts, &srv_compute_backend(compute)->sched));
     srv_compute_set_sched(compute, s);
 }
 

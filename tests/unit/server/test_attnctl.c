@@ -9,11 +9,13 @@
 
 static const char STATS[] =
     "{\"daemon\":\"attnd 9.8.7\",\"state\":\"ready\",\"uptime_s\":7384.5,"
+    "\"device\":{\"device\":\"cuda:1\",\"name\":\"Some GPU\",\"kernels\":\"fast\"},"
     "\"blocks\":{\"total\":100,\"free\":60,\"cached\":15,\"in_use\":25},"
     "\"classes\":[{\"block_bytes\":1536,\"slabs\":2,\"total\":100,\"free\":60,\"cached\":15,"
     "\"in_use\":25}],"
     "\"arena\":{\"bytes\":1073741824,\"in_use_bytes\":38400,\"slabs\":32,\"unassigned_slabs\":30,"
-    "\"pages\":\"huge\"},\"sequences\":7,\"models\":1,\"sessions\":2,\"steps\":3,"
+    "\"kind\":\"device\",\"pages\":\"huge\"},\"sequences\":7,\"models\":1,\"sessions\":2,\"steps\":"
+    "3,"
     "\"accounting_mismatches\":0,"
     "\"scheduler\":{\"queued\":4,\"running\":1,\"waiting_for_blocks\":5,\"launches\":11,"
     "\"rows\":22,\"decode_tokens\":33,\"prefill_tokens\":44,\"busy_us\":1500000,"
@@ -119,9 +121,10 @@ START_TEST(status_is_a_screen_of_text) {
     ck_assert_int_eq(run("status"), 0);
     ck_assert_str_eq(seen, "stats ");
     has("attnd 9.8.7 is ready, up 2h 03m\n");
+    has("device     cuda:1, Some GPU, fast kernels\n");
     has("in use 25, cached 15, free 60, total 100 (25.0%)");
     has("of 1.5 KiB in 2 slabs");
-    has("1.0 GiB of huge pages, 37.5 KiB in use; 32 slabs, 30 unassigned");
+    has("1.0 GiB of huge pages, device, 37.5 KiB in use; 32 slabs, 30 unassigned");
     has("7 sequences, 1 models, 2 sessions, 3 open steps");
     has("4 queued, 1 running, 5 wait for blocks");
     has("11 with 22 rows, busy 1.5 s");

@@ -69,6 +69,10 @@ START_TEST(a_flag_wins_over_the_file_and_the_file_over_the_default) {
     ATTND_CK_OK(PARSE("--config", path, "--listen", "ipc:///flag"));
     ATTND_CK_OK(srv_args_conf(&args, &conf, &errors));
     ck_assert_str_eq(conf.listen, "ipc:///flag");
+    ck_assert_str_eq(conf.device, "cpu");
+    ATTND_CK_OK(PARSE("--device", "cuda:2"));
+    ATTND_CK_OK(srv_args_conf(&args, &conf, &errors));
+    ck_assert_str_eq(conf.device, "cuda:2");
     ATTND_CK_OK(PARSE("--set", "cache.memory=1MiB"));
     ATTND_CK_ERR(srv_args_conf(&args, &conf, &errors), ATTND_EINVAL); // less than a slab
     unlink(path);

@@ -115,6 +115,29 @@ START_TEST(bad_values_are_refused_and_change_nothing) {
 }
 END_TEST
 
+static attnd_err device(const char *value, int32_t *ordinal) {
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.device", value, &info));
+    return srv_conf_device(&conf, ordinal, &info);
+}
+
+START_TEST(a_device_is_the_cpu_or_a_numbered_gpu) {
+    static const char *const bad[] = {"",        "gpu",     "cuda",       "cuda:",   "cuda:x",
+                                      "cuda:-1", "cuda: 1", "cuda:12345", "cuda:1x", "cpu:0"};
+    int32_t ordinal = 7;
+    ATTND_CK_OK(srv_conf_device(&conf, &ordinal, &info));
+    ck_assert_int_eq(ordinal, -1);
+    ATTND_CK_OK(device("cuda:0", &ordinal));
+    ck_assert_int_eq(ordinal, 0);
+    ATTND_CK_OK(device("cuda:17", &ordinal));
+    ck_assert_int_eq(ordinal, 17);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        ATTND_CK_ERR(device(bad[i], &ordinal), ATTND_EINVAL);
+        ck_assert_str_eq(info.field, "device");
+    }
+    ck_assert_int_eq(ordinal, 17);
+}
+END_TEST
+
 START_TEST(limits_themselves_are_allowed) {
     ATTND_CK_OK(srv_conf_set(&conf, "limits.in_flight", "1", &info));
     ATTND_CK_OK(srv_conf_set(&conf, "limits.in_flight", "1024", &info));
@@ -298,7 +321,25 @@ START_TEST(keys_that_contradict_each_other_are_refused) {
     ck_refused("server.listen", "udp://x", "udp://x");
     ck_refused("compute.launch_rows", "1023", "limits.step_seqs");
     ck_refused("compute.isa", "abacus", "compute.isa");
+    ck_refused("compute.device", "tpu", "compute.device");
     ck_refused("limits.all_rings_memory", "255MiB", "limits.ring_memory");
+}
+END_TEST
+
+// The keys of the CPU are not ignored beside a GPU, and one token with its table must fit a buffer:
+// 8 MiB, a fifth of a message of 64 MiB, and 8192 entries are 21843148 bytes.
+START_TEST(a_gpu_wants_its_own_keys) {
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.device", "cuda:0", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.staging", "21843148", &info));
+    ATTND_CK_OK(srv_conf_check(&conf, &errors));
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.staging", "21843147", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.threads", "2", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.isa", "scalar", &info));
+    ATTND_CK_ERR(srv_conf_check(&conf, &errors), ATTND_EINVAL);
+    ck_assert_uint_eq(errors.num, 3);
+    ck_error(0, "compute.threads");
+    ck_error(1, "compute.isa");
+    ck_error(2, "compute.staging");
 }
 END_TEST
 
@@ -345,6 +386,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, defaults_are_the_tables);
     tcase_add_test(tc, sizes_times_and_modes_have_units);
     tcase_add_test(tc, bad_values_are_refused_and_change_nothing);
+    tcase_add_test(tc, a_device_is_the_cpu_or_a_numbered_gpu);
     tcase_add_test(tc, limits_themselves_are_allowed);
     tcase_add_test(tc, an_unknown_key_names_the_nearest);
     tcase_add_test(tc, an_unknown_key_that_is_near_to_none_names_none);
@@ -357,6 +399,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_dump_reads_back_as_itself);
     tcase_add_test(tc, get_writes_what_set_took);
     tcase_add_test(tc, keys_that_contradict_each_other_are_refused);
+    tcase_add_test(tc, a_gpu_wants_its_own_keys);
     tcase_add_test(tc, all_contradictions_are_told);
     tcase_add_test(tc, a_tenant_without_uids_admits_everybody);
     tcase_add_test(tc, tenants_and_uids_are_bounded);

@@ -1,0 +1,43 @@
+// srv_backend is where launches run: the compute threads (srv_compute) or a GPU (srv_gpu).  The
+// server picks one at the start by compute.device, and knows it by this table from then on.  Loop
+// thread only.
+#ifndef ATTND_SERVER_SRV_BACKEND_H
+#define ATTND_SERVER_SRV_BACKEND_H
+
+#include <stdbool.h>
+
+#include "scheduler/sched.h"
+
+typedef struct srv_backend srv_backend;
+
+typedef struct srv_backend_ops {
+    // set_sched says whose launches they are; before the first one.
+    void (*set_sched)(srv_backend *b, sched *s);
+    // check_shape and check_row say what the backend cannot do of what attn_check lets pass.  NULL:
+    // it can do everything.  ATTND_ENOTSUP with the field.
+    attnd_err (*check_shape)(const attn_shape *shape, attnd_errinfo *info);
+    attnd_err (*check_row)(const srv_backend *b, const attn_shape *shape, const attn_row *row,
+                           attnd_errinfo *info);
+    // poll takes in a launch that has ended, without waiting for the loop to be woken; for a loop
+    // that spins.  False when there was none.
+    bool (*poll)(srv_backend *b);
+    // crowds is true while the backend's threads run that have no processor but those that a
+    // spinning loop takes from them.
+    bool (*crowds)(const srv_backend *b);
+    // stop waits for what runs, fails what is queued behind it with ATTND_ESHUTDOWN, ends the
+    // threads and closes the loop's handles.  A second call does nothing.
+    void (*stop)(srv_backend *b);
+    // free, when the loop has closed them and nobody uses the arena.
+    void (*free)(srv_backend *b);
+} srv_backend_ops;
+
+// srv_backend is embedded first in what implements it.
+struct srv_backend {
+    const srv_backend_ops *ops;
+    sched_backend sched; // for sched_create
+    char device[16];     // "cpu", "cuda:0"
+    char name[64];       // of the device, "" = not known
+    const char *kernels; // which it takes, such as "avx512"
+};
+
+#endif

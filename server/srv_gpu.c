@@ -1,0 +1,474 @@
+// The GPU backend of the scheduler.
+//
+//   loop thread                       submit thread                      device
+//   launch: jobs <- L, wake      ->   begin: copies, fill buffer     ->  upload, kernel, download
+//                                     look, until the mark is passed <-  mark
+//   on_ended: sched_launch_done  <-   spread outputs; ended <- L; uv_async_send
+//
+// Launches leave in the order in which they came.  While one is in flight the submit thread looks
+// for its end without sleeping for SPIN_US, then every NAP_US: a decode of some 10 us would wait
+// longer for an interrupt than it runs.
+#include "server/srv_gpu.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "proto/clock.h"
+#include "server/srv_stage.h"
+
+enum {
+    DEPTH = ATTN_DEVICE_BUFFERS,
+    SPIN_US = 200,
+    NAP_US = 20,
+    CROWDED = 2, // with no more processors than this the loop and the thread take turns
+};
+
+// queue is launches on their way to the other thread.
+typedef struct queue {
+    sched_launch *items[DEPTH];
+    uint32_t first, num;
+} queue;
+
+// flight is a launch that has a buffer.
+typedef struct flight {
+    sched_launch *launch;
+    srv_stage stage;
+    uint64_t start_us;
+    bool marked; // the device says when its work has ended; else it is not to be waited for
+} flight;
+
+struct srv_gpu {
+    srv_backend pub; // first
+    srv_backend_ops ops;
+    srv_gpu_opts opts;
+    attn_device *device;
+    kv_arena arena; // what the cache has is a copy
+    const kv_cache *kv;
+    // loop thread
+    sched *sched;
+    uv_async_t async;
+    uint32_t away; // launches
+    bool started, stopped, told;
+    // both
+    pthread_t thread;
+    pthread_mutex_t lock; // guards all below
+    pthread_cond_t wake;
+    queue jobs, ended;
+    bool stopping, lost;
+    attnd_errinfo lost_info;
+    // submit thread
+    flight flights[DEPTH];
+    uint32_t first, num; // of flights
+};
+
+static srv_gpu *of(srv_backend *b) {
+    return (srv_gpu *)b;
+}
+
+static void push(queue *q, sched_launch *launch) {
+    ATTND_ASSERT(q->num < DEPTH);
+    q->items[(q->first + q->num++) % DEPTH] = launch;
+}
+
+static sched_launch *pop(queue *q) {
+    if (q->num == 0) {
+        return NULL;
+    }
+    sched_launch *launch = q->items[q->first];
+    q->first = (q->first + 1) % DEPTH;
+    q->num--;
+    return launch;
+}
+
+// ---- submit thread
+
+// note_error looks whether an error was the device's end.
+static void note_error(srv_gpu *g, attnd_err err, const attnd_errinfo *info) {
+    if (err != ATTND_ECUDA || !g->opts.device_ops->lost(g->device)) {
+        return;
+    }
+    pthread_mutex_lock(&g->lock);
+    if (!g->lost) {
+        g->lost = true;
+        g->lost_info = *info;
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+static attnd_err move_rows(const kv_arena *arena, const kv_move *m, attnd_errinfo *info) {
+    srv_gpu *g = arena->owner;
+    return g->opts.device_ops->move(g->device, m->dst, m->src, m->row_bytes, m->pitch, m->num_rows,
+                                    info);
+}
+
+static const kv_arena_ops arena_ops = {.kind = "device", .move = move_rows};
+
+static void relax(uint64_t since_us) {
+    if (attnd_clock_us() - since_us > SPIN_US) {
+        nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000L}, NULL);
+        return;
+    }
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+// submit gives the device one filling of a buffer.
+static attnd_err submit(srv_gpu *g, uint32_t buffer, const flight *f, attnd_errinfo *info) {
+    const attn_device_ops *ops = g->opts.device_ops;
+    const srv_stage *s = &f->stage;
+    attnd_err err = ops->upload(g->device, buffer, 0, s->in_bytes, info);
+    if (!err) {
+        err = ops->launch(g->device, buffer, info);
+    }
+    if (!err && s->out_bytes) {
+        err = ops->download(g->device, buffer, s->buffer->bytes - s->out_bytes, s->out_bytes, info);
+    }
+    return err;
+}
+
+static attnd_err await(srv_gpu *g, uint32_t buffer, attnd_errinfo *info) {
+    uint64_t since_us = attnd_clock_us();
+    bool ended = false;
+    attnd_err err = ATTND_OK;
+    while (!ended && !err) {
+        err = g->opts.device_ops->ended(g->device, buffer, &ended, info);
+        relax(since_us);
+    }
+    return err;
+}
+
+// fill fills the buffer from the cursor on and plans it, with fewer rows or tokens while that is
+// more than one launch of the device can do.
+static attnd_err fill(srv_gpu *g, uint32_t buffer, flight *f, srv_stage_cursor *at,
+                      srv_stage_limits *limits, attnd_errinfo *info) {
+    sched_launch *launch = f->launch;
+    for (;;) {
+        srv_stage_cursor next = *at;
+        if (!srv_stage_fill(&f->stage, &launch->params, &next, limits)) {
+            return attnd_fail(info, ATTND_EMSGSIZE, "staging",
+                              "a query token of the launch does not fit compute.staging");
+        }
+        attn_params p = srv_stage_params(&f->stage, &launch->params);
+        attnd_err err = g->opts.device_ops->plan(g->device, buffer, &p, &launch->choice, info);
+        if (err != ATTND_EMSGSIZE || !srv_stage_halve(&f->stage, limits)) {
+            *at = err ? *at : next;
+            return err;
+        }
+    }
+}
+
+// run_rows gives the device a launch's rows.  All fillings but the last are waited for.
+static attnd_err run_rows(srv_gpu *g, uint32_t buffer, flight *f, attnd_errinfo *info) {
+    const attn_params *p = &f->launch->params;
+    srv_stage_cursor at = {0};
+    srv_stage_limits limits = {.rows = UINT32_MAX, .queries = INT32_MAX};
+    for (;;) {
+        attnd_err err = fill(g, buffer, f, &at, &limits, info);
+        if (!err) {
+            err = submit(g, buffer, f, info);
+        }
+        if (err || at.row == p->num_rows) {
+            return err;
+        }
+        err = g->opts.device_ops->mark(g->device, buffer, info);
+        if (!err) {
+            err = await(g, buffer, info);
+        }
+        if (err) {
+            return err;
+        }
+        srv_stage_spread(&f->stage);
+    }
+}
+
+// begin puts a launch in flight, whatever comes of it.  After an error it is waited for, too: the
+// device may still read the buffer.
+static void begin(srv_gpu *g, sched_launch *launch) {
+    uint32_t buffer = (g->first + g->num++) % DEPTH;
+    flight *f = &g->flights[buffer];
+    f->launch = launch;
+    f->start_us = attnd_clock_us();
+    f->stage.num_rows = 0;
+    attnd_err err = ATTND_OK;
+    pthread_mutex_lock(&g->lock);
+    if (g->lost) {
+        err = g->lost_info.code;
+        launch->info = g->lost_info;
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (!err && launch->num_copies > 0) {
+        err = kv_copy_run(g->kv, launch->copies, launch->num_copies, &launch->info);
+    }
+    if (!err && launch->params.num_rows > 0) {
+        err = run_rows(g, buffer, f, &launch->info);
+    }
+    note_error(g, err, &launch->info);
+    attnd_errinfo info;
+    attnd_err mark_err = g->opts.device_ops->mark(g->device, buffer, &info);
+    note_error(g, mark_err, &info);
+    f->marked = !mark_err;
+    if (!err && mark_err) {
+        launch->info = info;
+    }
+    launch->err = err ? err : mark_err;
+}
+
+// finish ends the oldest flight.
+static void finish(srv_gpu *g, flight *f) {
+    sched_launch *launch = f->launch;
+    if (!launch->err) {
+        srv_stage_spread(&f->stage);
+    }
+    launch->run_us = attnd_clock_us() - f->start_us;
+    g->first = (g->first + 1) % DEPTH;
+    g->num--;
+    pthread_mutex_lock(&g->lock);
+    push(&g->ended, launch);
+    pthread_mutex_unlock(&g->lock);
+    uv_async_send(&g->async);
+}
+
+// look finishes the oldest flight if it has ended.
+static bool look(srv_gpu *g) {
+    flight *f = &g->flights[g->first];
+    bool ended = true;
+    if (f->marked) {
+        sched_launch *launch = f->launch;
+        attnd_errinfo info;
+        attnd_err err = g->opts.device_ops->ended(g->device, g->first, &ended, &info);
+        note_error(g, err, &info);
+        ended = ended || err;
+        if (err && !launch->err) {
+            launch->err = err;
+            launch->info = info;
+        }
+    }
+    if (ended) {
+        finish(g, f);
+    }
+    return ended;
+}
+
+// take_job returns the next launch, NULL when there is none; sleeps for one while nothing is in
+// flight, until the thread is to stop.
+static sched_launch *take_job(srv_gpu *g) {
+    pthread_mutex_lock(&g->lock);
+    while (g->num == 0 && g->jobs.num == 0 && !g->stopping) {
+        pthread_cond_wait(&g->wake, &g->lock);
+    }
+    // what is queued when the thread stops is the loop's to fail
+    sched_launch *launch = g->stopping || g->num == DEPTH ? NULL : pop(&g->jobs);
+    pthread_mutex_unlock(&g->lock);
+    return launch;
+}
+
+static void *submitter(void *arg) {
+    srv_gpu *g = arg;
+    uint64_t since_us = 0;
+    for (;;) {
+        sched_launch *launch = take_job(g);
+        if (launch) {
+            begin(g, launch);
+            since_us = attnd_clock_us();
+        } else if (g->num == 0) {
+            return NULL;
+        } else if (look(g)) {
+            since_us = attnd_clock_us();
+        } else {
+            relax(since_us);
+        }
+    }
+}
+
+// ---- loop thread
+
+static void launch_one(void *ctx, sched_launch *launch) {
+    srv_gpu *g = ctx;
+    g->away++;
+    pthread_mutex_lock(&g->lock);
+    push(&g->jobs, launch);
+    pthread_cond_signal(&g->wake);
+    pthread_mutex_unlock(&g->lock);
+}
+
+// take_ended takes in one launch, and tells of the device's end before the first that met it.
+static bool take_ended(srv_gpu *g) {
+    pthread_mutex_lock(&g->lock);
+    sched_launch *launch = pop(&g->ended);
+    bool tell = g->lost && !g->told;
+    pthread_mutex_unlock(&g->lock);
+    if (tell && launch) {
+        g->told = true;
+        g->opts.lost(g->opts.ctx, &g->lost_info);
+    }
+    if (launch) {
+        g->away--;
+        sched_launch_done(g->sched, launch);
+    }
+    return launch != NULL;
+}
+
+static void on_ended(uv_async_t *async) {
+    srv_gpu *g = async->data;
+    for (int i = 0; i < DEPTH && take_ended(g); i++) {
+    }
+}
+
+static bool gpu_poll(srv_backend *b) {
+    return take_ended(of(b));
+}
+
+static bool gpu_crowds(const srv_backend *b) {
+    const srv_gpu *g = (const srv_gpu *)b;
+    return g->away > 0 && sysconf(_SC_NPROCESSORS_ONLN) <= CROWDED;
+}
+
+static attnd_err gpu_check_row(const srv_backend *b, const attn_shape *shape, const attn_row *row,
+                               attnd_errinfo *info) {
+    const srv_gpu *g = (const srv_gpu *)b;
+    return g->opts.device_ops->check_row(g->device, shape, row, info);
+}
+
+static void gpu_set_sched(srv_backend *b, sched *s) {
+    of(b)->sched = s;
+}
+
+static void end_thread(srv_gpu *g) {
+    pthread_mutex_lock(&g->lock);
+    g->stopping = true;
+    pthread_cond_signal(&g->wake);
+    pthread_mutex_unlock(&g->lock);
+    pthread_join(g->thread, NULL);
+}
+
+// fail_queued ends what the thread no longer takes, and what that lets follow.
+static void fail_queued(srv_gpu *g) {
+    for (sched_launch *launch; (launch = pop(&g->jobs));) {
+        g->away--;
+        launch->err = attnd_fail(&launch->info, ATTND_ESHUTDOWN, "", "the daemon stops");
+        sched_launch_done(g->sched, launch);
+    }
+}
+
+static void gpu_stop(srv_backend *b) {
+    srv_gpu *g = of(b);
+    if (!g->started || g->stopped) {
+        return;
+    }
+    g->stopped = true;
+    end_thread(g);
+    while (take_ended(g)) {
+    }
+    fail_queued(g);
+    uv_close((uv_handle_t *)&g->async, NULL);
+}
+
+static void gpu_free(srv_backend *b) {
+    srv_gpu *g = of(b);
+    for (int i = 0; i < DEPTH; i++) {
+        srv_stage_fini(&g->flights[i].stage);
+    }
+    if (g->device) {
+        g->opts.device_ops->close(g->device);
+    }
+    pthread_cond_destroy(&g->wake);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+// ---- start
+
+static attnd_err open_device(srv_gpu *g, attnd_errinfo *info) {
+    const srv_gpu_opts *opts = &g->opts;
+    attn_device_opts dev = {.ordinal = opts->ordinal,
+                            .arena_bytes = opts->arena_bytes,
+                            .buffer_bytes = opts->staging_bytes,
+                            .max_rows = opts->max_rows};
+    attnd_err err = opts->device_ops->open(&g->device, &dev, info);
+    for (int i = 0; i < DEPTH && !err; i++) {
+        err = srv_stage_init(&g->flights[i].stage, &g->device->buffers[i], opts->max_rows);
+        if (err) {
+            attnd_fail(info, err, "", "no memory for rows on their way to the device");
+        }
+    }
+    return err;
+}
+
+static void describe(srv_gpu *g) {
+    const attn_device *d = g->device;
+    snprintf(g->pub.device, sizeof(g->pub.device), "cuda:%d", g->opts.ordinal);
+    memcpy(g->pub.name, d->name, sizeof(g->pub.name));
+    g->pub.kernels = d->kernels;
+    g->arena = (kv_arena){.base = d->arena,
+                          .bytes = d->arena_bytes,
+                          .fd = d->arena_fd,
+                          .on_device = true,
+                          .pages = KV_PAGES_HUGE,
+                          .ops = &arena_ops,
+                          .owner = g};
+    g->pub.sched = (sched_backend){.launch = launch_one,
+                                   .ctx = g,
+                                   .pool = d->arena,
+                                   .pool_bytes = d->arena_bytes,
+                                   .depth = DEPTH,
+                                   .deterministic = g->opts.deterministic};
+}
+
+attnd_err srv_gpu_open(srv_gpu **out, const srv_gpu_opts *opts, kv_arena *arena,
+                       attnd_errinfo *info) {
+    srv_gpu *g = calloc(1, sizeof(*g));
+    if (!g) {
+        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for the device");
+    }
+    g->opts = *opts;
+    g->ops = (srv_backend_ops){.set_sched = gpu_set_sched,
+                               .check_shape = opts->device_ops->check_shape,
+                               .check_row = gpu_check_row,
+                               .poll = gpu_poll,
+                               .crowds = gpu_crowds,
+                               .stop = gpu_stop,
+                               .free = gpu_free};
+    g->pub.ops = &g->ops;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->wake, NULL);
+    attnd_err err = open_device(g, info);
+    if (err) {
+        gpu_free(&g->pub);
+        return err;
+    }
+    describe(g);
+    *arena = g->arena;
+    *out = g;
+    return ATTND_OK;
+}
+
+attnd_err srv_gpu_start(srv_gpu *g, uv_loop_t *loop, const kv_cache *kv, attnd_errinfo *info) {
+    g->kv = kv;
+    if (uv_async_init(loop, &g->async, on_ended) != 0) {
+        return attnd_fail(info, ATTND_ENOMEM, "", "no descriptor to wake the loop with");
+    }
+    g->async.data = g;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&g->thread, NULL, submitter, g);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        uv_close((uv_handle_t *)&g->async, NULL);
+        return attnd_fail(info, ATTND_ENOMEM, "threads", "the submit thread does not start");
+    }
+    g->started = true;
+    return ATTND_OK;
+}
+
+srv_backend *srv_gpu_backend(srv_gpu *g) {
+    return &g->pub;
+}

@@ -1,0 +1,47 @@
+// srv_gpu runs the scheduler's launches on a GPU, whose memory holds the arena.  One submit thread
+// drives the device and is the only user of its stream; the loop gives it launches and hears when
+// they have ended, and never waits for the device.
+//
+// Clients' tensors lie in host memory: a launch's inputs are packed into a pinned buffer and copied
+// to the device, its outputs come back the same way (srv_stage).  There are two buffers, so that
+// one launch is packed while another runs.  What does not fit a buffer runs in several fillings,
+// one after another.  Copies of blocks take their place in the stream.
+//
+// Errors.  A launch that fails is an error of its own requests.  When the device is lost (an error
+// that stays with its context, such as an illegal address), what is in flight and all that follows
+// fails with that error, and the owner is told once: nothing will work again in this process.
+#ifndef ATTND_SERVER_SRV_GPU_H
+#define ATTND_SERVER_SRV_GPU_H
+
+#include <stdint.h>
+#include <uv.h>
+
+#include "attention/attn_device.h"
+#include "kvcache/kv_cache.h"
+#include "server/srv_backend.h"
+
+typedef struct srv_gpu srv_gpu;
+
+typedef struct srv_gpu_opts {
+    const attn_device_ops *device_ops; // borrowed
+    int32_t ordinal;                   // N of cuda:N
+    uint64_t arena_bytes;
+    uint64_t staging_bytes; // of each of the two buffers, at least srv_stage_min_bytes
+    uint32_t max_rows;      // largest launch
+    bool deterministic;
+    // lost is told once, from the loop, before the requests that it is an error of.
+    void (*lost)(void *ctx, const attnd_errinfo *info);
+    void *ctx;
+} srv_gpu_opts;
+
+// srv_gpu_open opens the device and fills in *arena, which stays the backend's.  ATTND_ENOMEM, or
+// what the device answers.  The caller owns *out, as every srv_backend: ops->stop, then ops->free.
+attnd_err srv_gpu_open(srv_gpu **out, const srv_gpu_opts *opts, kv_arena *arena,
+                       attnd_errinfo *info);
+
+// srv_gpu_start starts the submit thread; kv is the cache over the arena, borrowed.
+attnd_err srv_gpu_start(srv_gpu *g, uv_loop_t *loop, const kv_cache *kv, attnd_errinfo *info);
+
+srv_backend *srv_gpu_backend(srv_gpu *g);
+
+#endif

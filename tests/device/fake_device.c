@@ -1,0 +1,263 @@
+// Device memory is one mapping, closed but while work runs.  Work is a list that runs up to a mark.
+#include "tests/device/fake_device.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MAX_WORK = 64 * 1024, PAGE = 4096 };
+
+typedef enum kind { UPLOAD, DOWNLOAD, MOVE, LAUNCH, MARK } kind;
+
+typedef struct work {
+    kind kind;
+    uint32_t buffer;
+    uint64_t a, b, c, d, e; // as the call had them
+    attn_params launch;     // with rows of its own
+} work;
+
+typedef struct fake_device {
+    attn_device pub; // first
+    uint8_t *memory; // arena, then the buffers' device sides
+    uint64_t bytes;
+    attn_cpu *cpu;
+    attn_params planned[ATTN_DEVICE_BUFFERS];
+    bool is_planned[ATTN_DEVICE_BUFFERS];
+    work *work; // [MAX_WORK]
+    uint32_t num;
+    bool passed[ATTN_DEVICE_BUFFERS]; // the mark
+    bool looked;                      // for the mark that is next
+    bool lost;
+    int32_t max_tokens;
+} fake_device;
+
+static int32_t next_limit;
+
+void fake_device_limit(int32_t tokens) {
+    next_limit = tokens;
+}
+
+static fake_device *of(attn_device *d) {
+    return (fake_device *)d;
+}
+
+static attnd_err cuda_error(attnd_errinfo *info, int32_t code, const char *text) {
+    attnd_fail(info, ATTND_ECUDA, "cuda", "%s", text);
+    if (info) {
+        info->detail = code;
+    }
+    return ATTND_ECUDA;
+}
+
+static attnd_err illegal_address(attnd_errinfo *info) {
+    return cuda_error(info, FAKE_ILLEGAL_ADDRESS, "an illegal memory access was encountered");
+}
+
+static uint64_t rounded(uint64_t bytes) {
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+// ---- opening
+
+static void fake_close(attn_device *pub) {
+    fake_device *d = of(pub);
+    for (uint32_t i = 0; i < ATTN_DEVICE_BUFFERS; i++) {
+        free(pub->buffers[i].host);
+        free(d->planned[i].rows);
+    }
+    for (uint32_t i = 0; d->work && i < d->num; i++) {
+        free(d->work[i].launch.rows);
+    }
+    if (d->memory) {
+        munmap(d->memory, d->bytes);
+    }
+    attn_cpu_free(d->cpu);
+    free(d->work);
+    free(d);
+}
+
+static attnd_err fake_open(attn_device **out, const attn_device_opts *opts, attnd_errinfo *info) {
+    if (opts->ordinal != 0) {
+        return attnd_fail(info, ATTND_ENOTSUP, "device", "there is no cuda:%d, the machine has 1",
+                          opts->ordinal);
+    }
+    fake_device *d = calloc(1, sizeof(*d));
+    ATTND_ASSERT(d);
+    uint64_t arena = rounded(opts->arena_bytes), buffer = rounded(opts->buffer_bytes);
+    d->bytes = arena + ATTN_DEVICE_BUFFERS * buffer;
+    d->memory = mmap(NULL, d->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    d->work = calloc(MAX_WORK, sizeof(*d->work));
+    ATTND_ASSERT(d->memory != MAP_FAILED && d->work);
+    d->pub = (attn_device){.ops = &fake_device_ops,
+                           .name = "host memory",
+                           .kernels = "fake",
+                           .arena = d->memory,
+                           .arena_bytes = opts->arena_bytes,
+                           .arena_fd = -1};
+    for (uint32_t i = 0; i < ATTN_DEVICE_BUFFERS; i++) {
+        d->pub.buffers[i] = (attn_device_buffer){.host = calloc(1, opts->buffer_bytes),
+                                                 .device = d->memory + arena + i * buffer,
+                                                 .bytes = opts->buffer_bytes};
+        ATTND_ASSERT(d->pub.buffers[i].host);
+    }
+    d->max_tokens = next_limit;
+    attn_cpu_opts cpu = {.num_threads = 1, .max_rows = opts->max_rows};
+    attnd_err err = attn_cpu_create(&d->cpu, &cpu, info);
+    if (err) {
+        fake_close(&d->pub);
+        return err;
+    }
+    *out = &d->pub;
+    return ATTND_OK;
+}
+
+static attnd_err fake_check_row(const attn_device *d, const attn_shape *shape, const attn_row *row,
+                                attnd_errinfo *info) {
+    (void)d;
+    (void)shape;
+    (void)row;
+    (void)info;
+    return ATTND_OK;
+}
+
+// ---- work
+
+static attnd_err fake_plan(attn_device *pub, uint32_t buffer, const attn_params *p,
+                           attn_choice *choice, attnd_errinfo *info) {
+    fake_device *d = of(pub);
+    ATTND_ASSERT(p->num_rows > 0);
+    int64_t tokens = 0;
+    for (uint32_t i = 0; i < p->num_rows; i++) {
+        tokens += p->rows[i].q_count;
+    }
+    free(d->planned[buffer].rows);
+    d->planned[buffer].rows = NULL;
+    d->is_planned[buffer] = false;
+    if (d->max_tokens && tokens > d->max_tokens) {
+        return attnd_fail(info, ATTND_EMSGSIZE, "rows", "more than %d query tokens", d->max_tokens);
+    }
+    d->planned[buffer] = *p;
+    d->planned[buffer].rows = calloc(p->num_rows, sizeof(*p->rows));
+    ATTND_ASSERT(d->planned[buffer].rows);
+    memcpy(d->planned[buffer].rows, p->rows, p->num_rows * sizeof(*p->rows));
+    d->is_planned[buffer] = true;
+    *choice = (attn_choice){.kernel = "fake", .why = "no GPU", .splits = 1, .rows = p->num_rows};
+    return ATTND_OK;
+}
+
+static attnd_err append(fake_device *d, work w, attnd_errinfo *info) {
+    if (d->lost) {
+        free(w.launch.rows);
+        return illegal_address(info);
+    }
+    ATTND_ASSERT(d->num < MAX_WORK);
+    d->work[d->num++] = w;
+    return ATTND_OK;
+}
+
+static attnd_err fake_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
+    fake_device *d = of(pub);
+    ATTND_ASSERT(d->is_planned[buffer]);
+    work w = {.kind = LAUNCH, .buffer = buffer, .launch = d->planned[buffer]};
+    d->planned[buffer].rows = NULL;
+    d->is_planned[buffer] = false;
+    return append(d, w, info);
+}
+
+static attnd_err transfer(fake_device *d, work w, attnd_errinfo *info) {
+    uint64_t bytes = d->pub.buffers[w.buffer].bytes;
+    if (w.a > bytes || w.b > bytes - w.a) {
+        return cuda_error(info, FAKE_INVALID_VALUE, "invalid argument");
+    }
+    return append(d, w, info);
+}
+
+static attnd_err fake_upload(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
+                             attnd_errinfo *info) {
+    return transfer(of(d), (work){.kind = UPLOAD, .buffer = buffer, .a = off, .b = bytes}, info);
+}
+
+static attnd_err fake_download(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
+                               attnd_errinfo *info) {
+    return transfer(of(d), (work){.kind = DOWNLOAD, .buffer = buffer, .a = off, .b = bytes}, info);
+}
+
+static attnd_err fake_move(attn_device *d, uint64_t dst, uint64_t src, uint64_t row_bytes,
+                           uint64_t pitch, uint64_t num_rows, attnd_errinfo *info) {
+    work w = {.kind = MOVE, .a = dst, .b = src, .c = row_bytes, .d = pitch, .e = num_rows};
+    return append(of(d), w, info);
+}
+
+static attnd_err fake_mark(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
+    of(d)->passed[buffer] = false;
+    return append(of(d), (work){.kind = MARK, .buffer = buffer}, info);
+}
+
+static attnd_err run(fake_device *d, work *w) {
+    const attn_device_buffer *b = &d->pub.buffers[w->buffer];
+    attnd_err err = ATTND_OK;
+    switch (w->kind) {
+    case UPLOAD:
+        memcpy(b->device + w->a, b->host + w->a, w->b);
+        break;
+    case DOWNLOAD:
+        memcpy(b->host + w->a, b->device + w->a, w->b);
+        break;
+    case MOVE:
+        for (uint64_t r = 0; r < w->e; r++) {
+            memcpy(d->memory + w->a + r * w->d, d->memory + w->b + r * w->d, w->c);
+        }
+        break;
+    case LAUNCH:
+        err = attn_cpu_run(d->cpu, &w->launch, NULL, NULL);
+        free(w->launch.rows);
+        w->launch.rows = NULL;
+        break;
+    case MARK:
+        d->passed[w->buffer] = true;
+    }
+    return err;
+}
+
+// run_to runs what comes up to the buffer's mark.
+static void run_to(fake_device *d, uint32_t buffer) {
+    ATTND_ASSERT(mprotect(d->memory, d->bytes, PROT_READ | PROT_WRITE) == 0);
+    uint32_t at = 0;
+    while (at < d->num && !d->passed[buffer] && !d->lost) {
+        d->lost = run(d, &d->work[at++]) != ATTND_OK;
+    }
+    ATTND_ASSERT(mprotect(d->memory, d->bytes, PROT_NONE) == 0);
+    d->num -= at;
+    memmove(d->work, d->work + at, d->num * sizeof(*d->work));
+}
+
+// fake_ended does the work at the second look.
+static attnd_err fake_ended(attn_device *pub, uint32_t buffer, bool *ended, attnd_errinfo *info) {
+    fake_device *d = of(pub);
+    if (!d->passed[buffer] && !d->lost && d->looked) {
+        run_to(d, buffer);
+    }
+    d->looked = !d->looked;
+    *ended = d->passed[buffer];
+    return d->lost ? illegal_address(info) : ATTND_OK;
+}
+
+static bool fake_lost(attn_device *d) {
+    return of(d)->lost;
+}
+
+const attn_device_ops fake_device_ops = {
+    .open = fake_open,
+    .close = fake_close,
+    .check_shape = attn_check_shape,
+    .check_row = fake_check_row,
+    .plan = fake_plan,
+    .launch = fake_launch,
+    .upload = fake_upload,
+    .download = fake_download,
+    .move = fake_move,
+    .mark = fake_mark,
+    .ended = fake_ended,
+    .lost = fake_lost,
+};

@@ -1,0 +1,54 @@
+// The device of a daemon that errors can be asked of, by the number of query tokens of a row:
+//     FAULTY_LAUNCH  a call in front of the launch is refused; the device lives on
+//     FAULTY_LOSS    the kernel is given a block table that leads out of the arena
+// Under it lies a real GPU, or the fake one (FAULTY_FAKE).  This file stands in for srv_device.c.
+#include <string.h>
+
+#include "server/srv_device.h"
+#include "tests/device/faulty_device.h"
+
+#ifdef FAULTY_FAKE
+#include "tests/device/fake_device.h"
+#define DEVICE fake_device_ops
+#else
+#include "attention/cuda/attn_cuda_device.h"
+#define DEVICE attn_cuda_device_ops
+#endif
+
+static bool is_refused[ATTN_DEVICE_BUFFERS];
+
+// lead_astray overwrites a row's table in the host side of the buffer, which goes up next.
+static void lead_astray(const attn_device_buffer *b, const attn_row *row) {
+    uint64_t off = (uint64_t)((uintptr_t)row->table - (uintptr_t)b->device);
+    memset(b->host + off, 0xff, sizeof(uint32_t));
+}
+
+static attnd_err plan(attn_device *d, uint32_t buffer, const attn_params *p, attn_choice *choice,
+                      attnd_errinfo *info) {
+    is_refused[buffer] = false;
+    for (uint32_t i = 0; i < p->num_rows; i++) {
+        is_refused[buffer] |= p->rows[i].q_len == FAULTY_LAUNCH;
+        if (p->rows[i].q_len == FAULTY_LOSS) {
+            lead_astray(&d->buffers[buffer], &p->rows[i]);
+        }
+    }
+    return DEVICE.plan(d, buffer, p, choice, info);
+}
+
+static attnd_err launch(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
+    if (is_refused[buffer]) {
+        attnd_err err = DEVICE.upload(d, buffer, d->buffers[buffer].bytes, 1ull << 50, info);
+        if (err) {
+            return err;
+        }
+    }
+    return DEVICE.launch(d, buffer, info);
+}
+
+const attn_device_ops *srv_device_cuda(void) {
+    static attn_device_ops ops;
+    ops = DEVICE;
+    ops.plan = plan;
+    ops.launch = launch;
+    return &ops;
+}

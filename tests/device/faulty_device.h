@@ -1,0 +1,7 @@
+// faulty_device.c is what it takes to ask a daemon for errors of its GPU.
+#ifndef ATTND_TESTS_FAULTY_DEVICE_H
+#define ATTND_TESTS_FAULTY_DEVICE_H
+
+enum { FAULTY_LAUNCH = 13, FAULTY_LOSS = 17 }; // query tokens of a row
+
+#endif

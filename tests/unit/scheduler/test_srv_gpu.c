@@ -1,0 +1,398 @@
+// The GPU backend over a device of host memory: whatever of a launch fits a buffer, outputs are the
+// float64 reference's; copies run in order; errors and the loss of the device reach whom they
+// concern.
+#include "server/srv_gpu.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "proto/clock.h"
+#include "tests/check_main.h"
+#include "tests/device/fake_device.h"
+
+enum {
+    Q_HEADS = 4,
+    KV_HEADS = 2,
+    DIM = 16,
+    BLOCK = 16,
+    SEQ_BLOCKS = 8,
+    NUM = 12,
+    MAX_LEN = BLOCK * SEQ_BLOCKS,
+    BLOCK_FLOATS = 2 * KV_HEADS * BLOCK * DIM,
+    NUM_BLOCKS = NUM * SEQ_BLOCKS,
+    PAD = 8, // floats between heads, so that tensors are not packed
+    Q_ROW = Q_HEADS * (DIM + PAD),
+    KV_ROW = KV_HEADS * (DIM + PAD),
+    ROOMY = 8 << 20,
+};
+
+static const attn_shape shape = {.q_dtype = ATTND_F32,
+                                 .kv_dtype = ATTND_F32,
+                                 .q_heads = Q_HEADS,
+                                 .kv_heads = KV_HEADS,
+                                 .head_dim = DIM,
+                                 .v_head_dim = DIM,
+                                 .block_tokens = BLOCK,
+                                 .stride_k_token = DIM,
+                                 .stride_k_head = BLOCK * DIM,
+                                 .stride_v_token = DIM,
+                                 .stride_v_head = BLOCK * DIM,
+                                 .block_stride = BLOCK_FLOATS * sizeof(float)};
+
+// attend is a request of one row: a sequence of old tokens and fresh ones behind them.
+typedef struct attend {
+    sched_req req;
+    int32_t kv_len, rows;
+    uint32_t table[SEQ_BLOCKS];
+    float q[MAX_LEN * Q_ROW], k[MAX_LEN * KV_ROW], v[MAX_LEN * KV_ROW];
+    float out[MAX_LEN * Q_ROW], lse[Q_HEADS * MAX_LEN];
+    int32_t positions[MAX_LEN];
+    uint64_t tree[MAX_LEN];
+    bool has_tree;
+    uint32_t num_done, order;
+    attnd_err err;
+    attnd_errinfo info;
+} attend;
+
+static attend attends[NUM];
+static float pool_reference[NUM_BLOCKS * BLOCK_FLOATS];
+static const float sinks[2][Q_HEADS] = {{0.5f, -1, 2, 0}, {3, 0, -2, 1}};
+static const float slopes[Q_HEADS] = {0.5f, 0.25f, 0.125f, 0.0625f};
+static const float inv_freq[DIM / 2] = {1, 0.3f, 0.1f, 0.03f, 0.01f, 0.003f, 0.001f, 0.0003f};
+static const attn_rope rope = {.inv_freq = inv_freq, .attention_factor = 1, .rotary_dim = DIM};
+
+static uv_loop_t loop;
+static srv_gpu *gpu;
+static srv_backend *backend;
+static kv_arena arena;
+static sched *s;
+static uint32_t num_lost, num_done;
+static attnd_errinfo lost_info;
+
+static attn_row row_of(attend *a) {
+    return (attn_row){.q = a->q,
+                      .out = a->out,
+                      .lse = a->lse,
+                      .k_new = a->k,
+                      .v_new = a->v,
+                      .table = a->table,
+                      .stride_q_token = Q_ROW,
+                      .stride_q_head = DIM + PAD,
+                      .stride_out_token = Q_ROW,
+                      .stride_out_head = DIM + PAD,
+                      .stride_lse_head = MAX_LEN,
+                      .stride_k_new_token = KV_ROW,
+                      .stride_k_new_head = DIM + PAD,
+                      .stride_v_new_token = KV_ROW,
+                      .stride_v_new_head = DIM + PAD,
+                      .v_offset = sizeof(float) * KV_HEADS * BLOCK * DIM,
+                      .kv_len = a->kv_len,
+                      .q_len = a->rows,
+                      .new_len = a->rows,
+                      .q_count = a->rows,
+                      .flags = ATTN_CAUSAL,
+                      .window_left = -1,
+                      .window_right = -1,
+                      .sinks = sinks[a->kv_len % 2],
+                      .alibi_slopes = a->kv_len % 3 ? slopes : NULL,
+                      .rope = &rope,
+                      .q_positions = a->positions,
+                      .k_positions = a->positions,
+                      .tree_mask = a->has_tree ? a->tree : NULL};
+}
+
+static void fill(sched_req *req, attn_row *rows) {
+    rows[0] = row_of(req->user);
+}
+
+static void lens(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len) {
+    (void)row;
+    const attend *a = req->user;
+    *q_len = a->rows;
+    *kv_len = a->kv_len;
+}
+
+static void done(sched_req *req, attnd_err err, const attn_choice *choice,
+                 const attnd_errinfo *info) {
+    attend *a = req->user;
+    (void)choice;
+    a->num_done++;
+    a->order = num_done++;
+    a->err = err;
+    a->info = *info;
+}
+
+static float noise(void) {
+    static uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (float)((double)(state >> 11) / (double)(1ull << 52) - 1.0);
+}
+
+static void fill_noise(float *x, int32_t num) {
+    for (int32_t i = 0; i < num; i++) {
+        x[i] = noise();
+    }
+}
+
+// make readies sequence i for a step of rows new tokens behind old ones.
+static void make(int i, int32_t old, int32_t rows) {
+    attend *a = &attends[i];
+    memset(a, 0, sizeof(*a));
+    a->kv_len = old + rows;
+    a->rows = rows;
+    a->req = (sched_req){.shape = &shape,
+                         .num_rows = 1,
+                         .tenant = (uint32_t)i % 2,
+                         .fill = fill,
+                         .lens = lens,
+                         .done = done,
+                         .user = a};
+    for (uint32_t b = 0; b < SEQ_BLOCKS; b++) {
+        a->table[b] = b * NUM + (uint32_t)i;
+    }
+    fill_noise(a->q, rows * Q_ROW);
+    fill_noise(a->k, rows * KV_ROW);
+    fill_noise(a->v, rows * KV_ROW);
+    for (int32_t t = 0; t < rows; t++) {
+        a->positions[t] = 1000 + 3 * (old + t);
+        a->tree[t] = (1ull << t % 64) | 0x5555555555555555u; // itself, and every second before it
+    }
+    a->has_tree = rows <= 64 && i % 2 == 1;
+}
+
+static void lost(void *ctx, const attnd_errinfo *info) {
+    (void)ctx;
+    num_lost++;
+    lost_info = *info;
+}
+
+static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
+    ck_assert_int_eq(uv_loop_init(&loop), 0);
+    for (int i = 0; i < NUM_BLOCKS * BLOCK_FLOATS; i++) {
+        pool_reference[i] = NAN;
+    }
+    num_lost = num_done = 0;
+    fake_device_limit(limit);
+    srv_gpu_opts opts = {.device_ops = &fake_device_ops,
+                         .arena_bytes = sizeof(pool_reference),
+                         .staging_bytes = staging_bytes,
+                         .max_rows = 8,
+                         .lost = lost};
+    attnd_errinfo info;
+    ATTND_CK_OK(srv_gpu_open(&gpu, &opts, &arena, &info));
+    ck_assert(arena.on_device);
+    ck_assert_str_eq(arena.ops->kind, "device");
+    ATTND_CK_OK(srv_gpu_start(gpu, &loop, kv, &info));
+    backend = srv_gpu_backend(gpu);
+    sched_opts sopts = {.max_queued = 64,
+                        .max_tenant_queued = 64,
+                        .max_launch_rows = 8,
+                        .max_tenants = 2,
+                        .prefill_chunk_tokens = 32,
+                        .max_decodes_in_a_row = 4,
+                        .now_us = attnd_clock_us};
+    ATTND_CK_OK(sched_create(&s, &sopts, &backend->sched));
+    backend->ops->set_sched(backend, s);
+}
+
+static void stop(void) {
+    backend->ops->stop(backend);
+    backend->ops->stop(backend);
+    ck_assert_int_eq(uv_run(&loop, UV_RUN_DEFAULT), 0);
+    ck_assert_int_eq(uv_loop_close(&loop), 0);
+    backend->ops->free(backend);
+    sched_free(s);
+}
+
+static void submit(int i) {
+    attnd_errinfo info;
+    ATTND_CK_OK(sched_submit(s, &attends[i].req, &info));
+}
+
+static void run_until_idle(void) {
+    while (!sched_idle(s)) {
+        uv_run(&loop, UV_RUN_ONCE);
+    }
+}
+
+// check_reference computes the request whole, on a pool of the host, and compares.
+static void check_reference(attend *a) {
+    static double out[MAX_LEN * Q_HEADS * DIM], lse[Q_HEADS * MAX_LEN];
+    attn_row row = row_of(a);
+    attn_params p = {.shape = shape,
+                     .pool = pool_reference,
+                     .pool_bytes = sizeof(pool_reference),
+                     .num_blocks = NUM_BLOCKS,
+                     .rows = &row,
+                     .num_rows = 1};
+    ck_assert_uint_eq(a->num_done, 1);
+    ATTND_CK_OK(a->err);
+    ATTND_CK_OK(attn_reference(&p, out, lse));
+    double worst = 0;
+    for (int32_t t = 0; t < a->rows; t++) {
+        for (int32_t h = 0; h < Q_HEADS; h++) {
+            const float *got = a->out + t * Q_ROW + h * (DIM + PAD);
+            for (int32_t i = 0; i < DIM; i++) {
+                worst = fmax(worst, fabs(out[(t * Q_HEADS + h) * DIM + i] - (double)got[i]));
+            }
+            ck_assert_double_eq((double)got[DIM], 0); // nothing is written between heads
+            worst = fmax(worst, fabs(lse[h * a->rows + t] - (double)a->lse[h * MAX_LEN + t]));
+        }
+    }
+    ck_assert_double_lt(worst, 2e-5); // |out| <= 1, |lse| < 10, float32
+}
+
+// converse runs prompts of many lengths, and two more steps of each sequence.
+static void converse(void) {
+    static const int32_t lengths[NUM] = {1, 100, 8, 119, 9, 32, 33, 64, 65, 31, 5, 110};
+    static const int32_t more[2] = {7, 1};
+    int32_t old[NUM] = {0};
+    for (int step = 0; step < 3; step++) {
+        for (int i = 0; i < NUM; i++) {
+            make(i, old[i], step ? more[step - 1] : lengths[i]);
+            submit(i);
+        }
+        run_until_idle();
+        for (int i = 0; i < NUM; i++) {
+            check_reference(&attends[i]);
+            old[i] = attends[i].kv_len;
+        }
+    }
+}
+
+START_TEST(launches_give_what_the_reference_gives) {
+    start(ROOMY, 0, NULL);
+    converse();
+    stop();
+}
+END_TEST
+
+// A prompt of 119 tokens has 30 KiB of k and v.  One token with its table takes 2.5 KiB, since
+// everything is aligned to 256 bytes.
+START_TEST(what_does_not_fit_a_buffer_is_cut) {
+    static const uint64_t sizes[] = {200000, 40000, 10000, 6000, 5000};
+    start(sizes[_i], 0, NULL);
+    converse();
+    stop();
+}
+END_TEST
+
+START_TEST(what_the_device_finds_too_large_is_cut) {
+    static const int32_t limits[] = {31, 8, 1};
+    start(ROOMY, limits[_i], NULL);
+    converse();
+    stop();
+}
+END_TEST
+
+START_TEST(a_token_that_fits_no_buffer_is_an_error_of_its_request) {
+    start(1024, 0, NULL);
+    make(0, 0, 1);
+    submit(0);
+    run_until_idle();
+    ATTND_CK_ERR(attends[0].err, ATTND_EMSGSIZE);
+    ck_assert_str_eq(attends[0].info.field, "staging");
+    stop();
+}
+END_TEST
+
+START_TEST(two_launches_are_under_way_and_end_in_order) {
+    start(ROOMY, 0, NULL);
+    for (int i = 0; i < 4; i++) {
+        make(i, 0, 32); // one chunk each
+        submit(i);
+    }
+    sched_info info;
+    sched_get_info(s, &info);
+    ck_assert_uint_eq(info.running, 2);
+    run_until_idle();
+    for (int i = 0; i < 4; i++) {
+        check_reference(&attends[i]);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        ck_assert_uint_eq(attends[i].order, i); // the tenants take turns
+    }
+    stop();
+}
+END_TEST
+
+START_TEST(poll_takes_in_what_ended) {
+    start(ROOMY, 0, NULL);
+    make(0, 0, 1);
+    ck_assert(!backend->ops->poll(backend));
+    submit(0);
+    while (!backend->ops->poll(backend)) {
+    }
+    check_reference(&attends[0]);
+    ck_assert(!backend->ops->crowds(backend));
+    stop();
+}
+END_TEST
+
+START_TEST(the_loss_of_the_device_is_told_once_and_fails_all_that_follows) {
+    start(ROOMY, 0, NULL);
+    make(0, 0, 3);
+    attends[0].table[0] = NUM_BLOCKS; // outside the arena
+    submit(0);
+    make(1, 0, 3);
+    submit(1);
+    run_until_idle();
+    make(2, 0, 3);
+    submit(2);
+    run_until_idle();
+    for (int i = 0; i < 3; i++) {
+        ck_assert_uint_eq(attends[i].num_done, 1);
+        ATTND_CK_ERR(attends[i].err, ATTND_ECUDA);
+        ck_assert_int_eq(attends[i].info.detail, FAKE_ILLEGAL_ADDRESS);
+        ck_assert_str_eq(attends[i].info.text, "an illegal memory access was encountered");
+    }
+    ck_assert_uint_eq(num_lost, 1);
+    ck_assert_int_eq(lost_info.detail, FAKE_ILLEGAL_ADDRESS);
+    stop();
+}
+END_TEST
+
+START_TEST(stop_answers_what_is_queued) {
+    start(ROOMY, 0, NULL);
+    for (int i = 0; i < NUM; i++) {
+        make(i, 0, 128); // four chunks
+        submit(i);
+    }
+    backend->ops->stop(backend);
+    ck_assert(sched_idle(s));
+    for (int i = 0; i < NUM; i++) {
+        ck_assert_uint_eq(attends[i].num_done, 1);
+        ATTND_CK_ERR(attends[i].err, ATTND_ESHUTDOWN);
+    }
+    stop();
+}
+END_TEST
+
+START_TEST(a_device_that_is_not_there_is_refused) {
+    srv_gpu_opts opts = {.device_ops = &fake_device_ops, .ordinal = 3, .max_rows = 8};
+    attnd_errinfo info;
+    ATTND_CK_ERR(srv_gpu_open(&gpu, &opts, &arena, &info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.text, "there is no cuda:3, the machine has 1");
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *suite = suite_create("srv_gpu");
+    TCase *t = tcase_create("gpu");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, launches_give_what_the_reference_gives);
+    tcase_add_loop_test(t, what_does_not_fit_a_buffer_is_cut, 0, 5);
+    tcase_add_loop_test(t, what_the_device_finds_too_large_is_cut, 0, 3);
+    tcase_add_test(t, a_token_that_fits_no_buffer_is_an_error_of_its_request);
+    tcase_add_test(t, two_launches_are_under_way_and_end_in_order);
+    tcase_add_test(t, poll_takes_in_what_ended);
+    tcase_add_test(t, the_loss_of_the_device_is_told_once_and_fails_all_that_follows);
+    tcase_add_test(t, stop_answers_what_is_queued);
+    tcase_add_test(t, a_device_that_is_not_there_is_refused);
+    suite_add_tcase(suite, t);
+    return suite;
+}
+
+CHECK_MAIN(suite)
