@@ -2,8 +2,8 @@
 // They are right on every machine and what the vector kernels are compared with.
 //
 // A step of ATTN_STEP_KEYS keys of one KV head is converted to float32 once, then used by all query
-// rows of the task: scores, online softmax, weighted sum.  Logits are rounded only after "- m", in
-// float64, so that logits of 1e5 lose nothing that the dot product has not lost before.
+// rows of the task: scores, online softmax, weighted sum.  Logits are float64 and are rounded only
+// after "- m", so that those of 1e5 lose nothing.
 #include <math.h>
 #include <string.h>
 
@@ -41,11 +41,13 @@ static inline float exp2_of(float x) {
     return x < -126.0f ? 0.0f : y * attn_float_of(power);
 }
 
-static float dot(const float *a, const float *b, int32_t dim) {
-    float part[LANES] = {0};
+// dot is in float64, which the product of two float32 numbers fits: what a logit of 100 loses, its
+// weight loses a hundredfold.
+static double dot(const float *a, const float *b, int32_t dim) {
+    double part[LANES] = {0};
     for (int32_t d = 0; d < dim; d += LANES) {
         for (int32_t i = 0; i < LANES; i++) {
-            part[i] += a[d + i] * b[d + i];
+            part[i] += (double)a[d + i] * (double)b[d + i];
         }
     }
     return ((part[0] + part[4]) + (part[2] + part[6])) +
@@ -72,8 +74,8 @@ static void load_step(const attn_params *p, const attn_row *row, int32_t head, c
 }
 
 // logit_of returns x of a dot product with the key at that distance from the diagonal.
-static inline double logit_of(const attn_logit *l, float score, int64_t distance) {
-    double x = (double)score * l->factor;
+static inline double logit_of(const attn_logit *l, double score, int64_t distance) {
+    double x = score * l->factor;
     if (l->softcap > 0) {
         x = (double)l->cap_log2 * tanh(x / (double)l->softcap);
     }
