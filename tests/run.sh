@@ -167,7 +167,7 @@ section "neon: build and tests under qemu"
 if [ "$(uname -m)" != x86_64 ]; then
     skip "neon" "not an x86-64 machine; the release tests cover what it has"
 elif install_deps "${DEPS_NEON[@]}" >"$logs/neon_packages.log" 2>&1 &&
-    command -v aarch64-linux-gnu-gcc qemu-aarch64-static >/dev/null; then
+    command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
     if check "build (neon)" build neon; then
         run_ctest neon
     fi

@@ -8,7 +8,7 @@
 enum {
     MAX_COPIES = 512,      // of a case's data
     STEP_BYTES = 64 << 20, // of all cases together that a sample takes, at least
-    CHECK_KEYS = 1 << 18,  // of the sample that is compared with float64
+    CHECK_KEYS = 1 << 17,  // of the sample that is compared with float64
     CEILING_TRIES = 3,     // of each way, to choose one
     WARM_UPS = 2,
 };
