@@ -67,7 +67,8 @@
 //     "f8e4m3" (default dtype), "layers": N, "q_heads": N, "kv_heads": N, "head_dim": N,
 //     "v_head_dim": N (default head_dim), "block_tokens": N (default: the daemon's), "causal": B
 //     (default true)} and, as defaults for every layer or per layer in
-//     "layer_overrides": [{"layer": N, ...}]: "scale": X (0 = 1/sqrt(head_dim)), "window": [L, R]
+//     "layer_overrides": [{"layer": N, ...}] (a layer once): "scale": X (0 = 1/sqrt(head_dim)),
+//     "window": [L, R]
 //     (-1 = unbounded), "softcap": X, "sinks": [q_heads], "alibi": [q_heads], "rope": {"inv_freq":
 //     [rotary_dim/2], "attention_factor": X, "interleaved": B} or null, "kv_layer": N (reads that
 //     layer's K and V instead of its own), "k_scale", "v_scale": [kv_heads].  Layers of equal

@@ -21,25 +21,25 @@ static bool writable(void) {
     return poll(&p, 1, 0) == 1 && (p.revents & POLLOUT);
 }
 
-static void put(attnd_log_level level, const char *line) {
+static bool put(attnd_log_level level, const char *line) {
     static const int priority[ATTND_LOG_NUM_LEVELS] = {3, 4, 6, 7}; // of syslog
     char buf[ATTND_LOG_LINE_BYTES + 8];
     int len = journal ? snprintf(buf, sizeof(buf), "<%d>%s\n", priority[level], line)
                       : snprintf(buf, sizeof(buf), "%s\n", line);
-    if (len < 0 || !writable() || write(STDERR_FILENO, buf, (size_t)len) != len) {
-        atomic_fetch_add(&lost_lines, 1);
-    }
+    return len > 0 && writable() && write(STDERR_FILENO, buf, (size_t)len) == len;
 }
 
 static void sink(attnd_log_level level, const char *line, size_t len) {
     (void)len;
-    unsigned lost = atomic_load(&lost_lines) ? atomic_exchange(&lost_lines, 0) : 0;
-    if (lost) {
-        char text[64];
-        snprintf(text, sizeof(text), "WARN log %u lines were lost", lost);
-        put(ATTND_LOG_WARN, text);
+    unsigned lost = atomic_exchange(&lost_lines, 0);
+    char text[64];
+    snprintf(text, sizeof(text), "WARN log %u lines were lost", lost);
+    if (lost && !put(ATTND_LOG_WARN, text)) {
+        atomic_fetch_add(&lost_lines, lost);
     }
-    put(level, line);
+    if (!put(level, line)) {
+        atomic_fetch_add(&lost_lines, 1);
+    }
 }
 
 void srv_log_init(void) {

@@ -143,11 +143,16 @@ static attnd_err read_layers(srv_model *m, proto_obj *o, attnd_errinfo *info) {
     for (uint32_t i = 0; i < m->num_layers; i++) {
         m->layers[i] = all;
     }
+    bool seen[PROTO_MAX_LAYERS] = {false};
     proto_obj item = {0};
     while (proto_obj_each(o, "layer_overrides", &item)) {
         uint32_t layer = 0;
         proto_obj_require(&item, "layer");
         proto_obj_u32(&item, "layer", 0, m->num_layers - 1, &layer);
+        if (seen[layer]) {
+            proto_obj_fail(&item, "layer", ATTND_EINVAL, "layer %u is there twice", layer);
+        }
+        seen[layer] = true;
         read_layer(m, &item, &m->layers[layer]);
     }
     return ATTND_OK;

@@ -126,6 +126,8 @@ START_TEST(wrong_models_are_refused_by_the_fields_name) {
     refuse("{" HEAD ", \"rope\": {\"inv_freq\": []}}", ATTND_EINVAL, "rope.inv_freq");
     refuse("{" HEAD ", \"layer_overrides\": [{\"layer\": 4}]}", ATTND_EINVAL,
            "layer_overrides[0].layer");
+    refuse("{" HEAD ", \"layer_overrides\": [{\"layer\": 2, \"softcap\": 4}, {\"layer\": 2}]}",
+           ATTND_EINVAL, "layer_overrides[1].layer");
     refuse("{" HEAD ", \"layer_overrides\": [{\"softcap\": 4}]}", ATTND_EINVAL,
            "layer_overrides[0].layer");
     refuse("{\"name\": \"m\"}", ATTND_EINVAL, "digest");
