@@ -16,6 +16,7 @@
 // one to answer EBUSY with.
 #include "server/srv_rings.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,10 +28,11 @@
 #include "server/srv_ring.h"
 
 enum {
-    BURST = 16,     // submissions of one ring in a turn
-    SLICE_US = 20,  // of polling between two looks at everything else
-    PACKETS = 16,   // of one connection, and connections of the socket, in one event
-    IDLE_PAUSES = 4 // between two turns that found nothing
+    BURST = 16,      // submissions of one ring in a turn
+    SLICE_US = 20,   // of polling between two looks at everything else
+    PACKETS = 16,    // of one connection, and connections of the socket, in one event
+    IDLE_PAUSES = 4, // between two turns that found nothing
+    YIELD_US = 5,    // without an event, before the processor is offered to others between two
 };
 
 typedef struct slot {
@@ -331,8 +333,10 @@ static void on_spin(uv_idle_t *spin) {
             t->event_us = now;
         } else if (now - t->event_us >= t->opts.spin_us || t->opts.crowds(t->opts.ctx)) {
             try_sleep(t);
-        } else {
+        } else if (now - t->event_us < YIELD_US) {
             pause_cpu();
+        } else {
+            sched_yield(); // a client may have been put on this very processor
         }
     } while (t->awake && now < until);
 }

@@ -16,6 +16,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -33,6 +34,7 @@
 enum {
     ENTRIES = 2 * CLIENT_MAX_SLOTS,
     FUTEX_MS = 20, // between two looks at the socket: the daemon's death wakes nobody
+    YIELD_US = 5,  // of spinning, before the processor is offered to others between two looks
 };
 
 // waiter is a thread that waits, on its stack.
@@ -275,7 +277,10 @@ static void sleep_once(ring_conn *conn, uint32_t seen, uint64_t left_ms) {
 // lead watches the queue, without the lock, until there is something in it, the goal was reached
 // by another's harvest, or it has looked for long enough.  It reads cq_head before it looks at the
 // goal: who harvests does it in the opposite order, so a stale cq_head never lets it sleep.
+//
+// What is waited for may need this very processor, where the kernel has put both ends.
 static void lead(ring_conn *conn, const goal *g, uint64_t *spin_until_us, uint64_t deadline_ms) {
+    uint64_t alone_until_us = attnd_clock_us() + YIELD_US;
     for (;;) {
         uint32_t seen = atomic_load_explicit(&conn->cq_head, memory_order_acquire);
         if (proto_ring_load(&conn->head->cq_tail) != seen || reached(conn, g) ||
@@ -284,7 +289,11 @@ static void lead(ring_conn *conn, const goal *g, uint64_t *spin_until_us, uint64
         }
         uint64_t now_us = attnd_clock_us();
         if (now_us < *spin_until_us) {
-            pause_cpu();
+            if (now_us < alone_until_us) {
+                pause_cpu();
+            } else {
+                sched_yield();
+            }
             continue;
         }
         if (now_us / 1000 < deadline_ms) {
