@@ -31,7 +31,9 @@ struct nng_conn {
     client_conn base;
     nng_socket sock;
     nng_dialer dialer;
-    pthread_cond_t event_cond; // with base.lock
+    pthread_mutex_t event_lock; // guards the next two; taken behind base.lock
+    pthread_cond_t event_cond;  // base.events has changed, or all is lost
+    bool lost;                  // as base.lost
     nng_slot slots[CLIENT_MAX_SLOTS];
 };
 
@@ -83,14 +85,15 @@ static void msg_free(client_msg *m) {
 
 // ---- slots
 
+// async_cb leaves base.lock alone: who sends holds it, and NNG's threads are not to wait for that.
 static void async_cb(void *arg) {
     nng_slot *n = arg;
-    client_conn *base = &n->conn->base;
-    pthread_mutex_lock(&base->lock);
+    nng_conn *conn = n->conn;
     atomic_store(&n->done, true);
-    atomic_fetch_add(&base->events, 1);
-    pthread_cond_broadcast(&n->conn->event_cond);
-    pthread_mutex_unlock(&base->lock);
+    pthread_mutex_lock(&conn->event_lock);
+    atomic_fetch_add(&conn->base.events, 1);
+    pthread_cond_broadcast(&conn->event_cond);
+    pthread_mutex_unlock(&conn->event_lock);
 }
 
 static attnd_err prepare(client_conn *base, client_slot *s, attnd_errinfo *info) {
@@ -183,11 +186,15 @@ static attnd_err wait_reply(client_conn *base, client_slot *s, uint64_t deadline
 }
 
 static void await(client_conn *base, uint32_t seen, uint64_t deadline_ms) {
-    pthread_mutex_lock(&base->lock);
-    while (!base->lost && atomic_load(&base->events) == seen &&
-           client_cond_wait(&nng_of(base)->event_cond, &base->lock, deadline_ms)) {
+    nng_conn *conn = nng_of(base);
+    if (deadline_ms == 0) {
+        return; // there is nothing to take in
     }
-    pthread_mutex_unlock(&base->lock);
+    pthread_mutex_lock(&conn->event_lock);
+    while (!conn->lost && atomic_load(&base->events) == seen &&
+           client_cond_wait(&conn->event_cond, &conn->event_lock, deadline_ms)) {
+    }
+    pthread_mutex_unlock(&conn->event_lock);
 }
 
 // ---- life
@@ -200,7 +207,10 @@ static void lose(client_conn *base) {
             nng_aio_abort(conn->slots[i].async_aio, NNG_ECONNRESET);
         }
     }
+    pthread_mutex_lock(&conn->event_lock);
+    conn->lost = true;
     pthread_cond_broadcast(&conn->event_cond);
+    pthread_mutex_unlock(&conn->event_lock);
 }
 
 static void free_conn(client_conn *base) {
@@ -214,6 +224,7 @@ static void free_conn(client_conn *base) {
     }
     nng_close(conn->sock);
     pthread_cond_destroy(&conn->event_cond);
+    pthread_mutex_destroy(&conn->event_lock);
     client_conn_fini(base);
     free(conn);
 }
@@ -284,6 +295,7 @@ attnd_err client_nng_open(client_conn **out, const char *url, int32_t timeout_ms
         return nng_fail(rv, "socket", info);
     }
     client_conn_init(&conn->base, &nng_ops);
+    pthread_mutex_init(&conn->event_lock, NULL);
     client_cond_init(&conn->event_cond);
     if ((rv = set_options(conn)) || (rv = dial(conn, url, timeout_ms))) {
         client_conn_close(&conn->base);
