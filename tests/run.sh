@@ -79,8 +79,11 @@ run_ctest() {
     fi
 }
 
+# build builds a preset, or with --target some of it.
 build() {
-    cmake --preset "$1" && cmake --build --preset "$1" -j "$jobs"
+    local preset=$1
+    shift
+    cmake --preset "$preset" && cmake --build --preset "$preset" -j "$jobs" "$@"
 }
 
 format() {
@@ -183,6 +186,12 @@ if check "build (asan)" build asan; then
     section "asan and ubsan: tests"
     export UBSAN_OPTIONS=print_stacktrace=1
     run_ctest asan
+fi
+
+section "tsan: the ring"
+if check "build (tsan)" build tsan --target attnd test_client_ring test_faults_ring_scribble \
+    test_faults_ring_abuse; then
+    run_ctest tsan -R '^(client_ring|faults_ring_scribble|faults_ring_abuse)$'
 fi
 
 section "fuzz, 60 s"
