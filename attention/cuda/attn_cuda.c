@@ -159,7 +159,7 @@ attnd_err attn_cuda_create(attn_cuda **out, const attn_cuda_opts *opts, attnd_er
     }
     cuda->num_ctas = (uint32_t)prop.multiProcessorCount;
     if (cuda->is_bulk && prop.major == 9 && prop.minor == 0 && opts->prefill_rows >= 0) {
-        cuda->prefill_rows = opts->prefill_rows > 0 ? opts->prefill_rows : ATTN_PREFILL_LEAST_ROWS;
+        cuda->prefill_rows = opts->prefill_rows > 0 ? opts->prefill_rows : ATTN_PREFILL_MEASURED;
         ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->angles, cuda->workspace_bytes));
         ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->counters, 2 * sizeof(*cuda->counters)));
         ATTN_TRY_CUDA(cudaMemset(cuda->counters, 0, 2 * sizeof(*cuda->counters)));
@@ -189,7 +189,7 @@ const char *attn_cuda_kernel(const attn_cuda *cuda) {
 }
 
 bool attn_cuda_prefills(const attn_cuda *cuda) {
-    return cuda->prefill_rows > 0;
+    return cuda->prefill_rows != 0;
 }
 
 // find_instance returns the kernel of a shape that attn_cuda_check_shape passed, NULL when this
@@ -313,14 +313,15 @@ uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan) {
 static void say(const attn_cuda_plan *plan, attn_choice *choice) {
     if ((plan->kernels & ATTN_CUDA_PREFILL) == 0) {
         choice->kernel = plan->kernel->name;
-        choice->why = plan->prefill ? "few query rows a KV head, or forced splits"
+        choice->why = plan->prefill ? "q_len up to 8, or few query rows over many keys, or splits"
                                     : "no prefill kernel for this GPU, or turned off";
         return;
     }
     bool both = (plan->kernels & ATTN_CUDA_DECODE) != 0;
+    choice->splits = choice->splits > 0 ? choice->splits : 1;
     choice->kernel = both ? "cuda_prefill_and_decode" : plan->prefill->name;
-    choice->why = both ? "rows of many query tokens, and rows of few"
-                       : "many query rows a KV head, or a mask that only prefill takes";
+    choice->why = both ? "rows of q_len over 8 by prefill, others by decode"
+                       : "q_len over 8, or a mask that only prefill takes";
 }
 
 attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_choice *choice,
@@ -330,6 +331,7 @@ attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_ch
     if (memcmp(&plan->shape, &p->shape, sizeof(plan->shape)) != 0) {
         return attnd_fail(info, ATTND_EINVAL, "shape", "the plan was created for another shape");
     }
+    plan->limits.prefill.launch_records = attn_prefill_count(p);
     attnd_err err = attn_cuda_plan_make(&plan->host->decode, p, &plan->limits, choice, info);
     if (err == ATTND_OK && plan->prefill) {
         uint32_t ends_at = (uint32_t)decode_bytes(plan, plan->max_records);

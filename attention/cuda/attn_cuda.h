@@ -50,8 +50,8 @@ typedef struct attn_cuda_opts {
     uint64_t workspace_bytes; // device memory for states of split rows; 0 = 64 MiB
     const char *kernel;       // "bulk" (sm_90 up), "portable" (sm_80 up); NULL = the best there is
     int32_t min_part_tiles;   // a row is not cut into parts of fewer tiles of 16 keys; 0 = default
-    // Rows of that many query rows a KV head (q_len * q_heads / kv_heads) are prefilled; 0 =
-    // default, -1 = none are, and what needs it is refused.
+    // Rows of that many query rows a KV head (q_len * q_heads / kv_heads) are prefilled; 0 = as
+    // measured (attn_prefill.h), -1 = none are, and what needs it is refused.
     int32_t prefill_rows;
 } attn_cuda_opts;
 

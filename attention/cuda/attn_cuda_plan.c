@@ -473,7 +473,7 @@ attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < p->num_rows && err == ATTND_OK; i++) {
         const attn_row *row = &p->rows[i];
-        err = check_row(p, row, limits->prefill.least_rows > 0, i, info);
+        err = check_row(p, row, limits->prefill.least_rows != 0, i, info);
         if (err == ATTND_OK && !attn_prefill_takes(p, row, &limits->prefill)) {
             err = add_row(&m, row, info);
         }

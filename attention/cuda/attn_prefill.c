@@ -10,7 +10,10 @@
 
 #define LOG2_E 1.4426950408889634
 
-enum { NUM_BUCKETS = 256 };
+enum {
+    NUM_BUCKETS = 256,
+    DECODE_TOKENS = 8, // rows of up to so many are decoded
+};
 
 static int32_t min_of(int32_t a, int32_t b) {
     return a < b ? a : b;
@@ -18,6 +21,22 @@ static int32_t min_of(int32_t a, int32_t b) {
 
 static int32_t ceil_div(int32_t a, int32_t b) {
     return (int32_t)(((int64_t)a + b - 1) / b);
+}
+
+// row_records is what a row adds to attn_prefill_count.  By q_len and not q_count, so that the
+// chunks of a row are computed alike.
+static uint64_t row_records(const attn_params *p, const attn_row *row) {
+    int64_t rows = (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
+    return row->q_len <= DECODE_TOKENS ? 0
+                                       : (uint64_t)((rows + 63) / 64) * (uint64_t)p->shape.kv_heads;
+}
+
+uint64_t attn_prefill_count(const attn_params *p) {
+    uint64_t records = 0;
+    for (uint32_t i = 0; p->rows && i < p->num_rows; i++) {
+        records += row_records(p, &p->rows[i]);
+    }
+    return records;
 }
 
 bool attn_prefill_takes(const attn_params *p, const attn_row *row,
@@ -28,9 +47,16 @@ bool attn_prefill_takes(const attn_params *p, const attn_row *row,
     if (row->block_mask || (row->tree_mask && row->q_len > 32)) {
         return true; // the decode kernel has neither
     }
-    // By q_len and not q_count, so that the chunks of a row are computed alike.
-    int64_t rows = (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
-    return p->num_splits == 0 && rows >= limits->least_rows;
+    if (p->num_splits != 0) {
+        return false;
+    }
+    if (limits->least_rows != ATTN_PREFILL_MEASURED) {
+        return (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads) >= limits->least_rows;
+    }
+    uint64_t own = row_records(p, row);
+    uint64_t records = p->deterministic ? own : limits->launch_records; // no batch mates there
+    return own > 0 &&
+           (row->kv_len <= ATTN_PREFILL_FEW_KEYS || records >= ATTN_PREFILL_LEAST_RECORDS);
 }
 
 // bucket_of returns a row's place in the order: 0 for the most keys.
@@ -156,6 +182,7 @@ static attnd_err add_up(attn_prefill_head *head, const attn_params *p,
         if (r->inv_freq) {
             units += (uint64_t)(r->q_end - r->q_first);
             angles += (uint64_t)(r->q_end - r->q_first) * (uint64_t)(r->rotary_dim / 2);
+            angles += angles % 2; // rows of the table are read in 16-byte pieces
         }
         if (tasks > INT32_MAX || units > INT32_MAX) {
             return attnd_fail(info, ATTND_EMSGSIZE, "rows", "the rows have more than %d tiles",

@@ -31,8 +31,13 @@ extern "C" {
 
 enum {
     ATTN_PREFILL_KEYS = 128, // keys a step; steps begin at multiples of it
-    // From how many query rows a KV head (q_len * q_heads / kv_heads) prefill takes a row.
-    ATTN_PREFILL_LEAST_ROWS = 65,
+    // The choice between the kernels, measured (README.md has the table): a row of more than 8
+    // tokens is prefilled when it has few keys, or when the launch has that many records of 64
+    // query rows, KV head by KV head, so that decode, which reads the keys for each of them, takes
+    // longer than prefill, of which a task reads all keys of the row by itself.
+    ATTN_PREFILL_FEW_KEYS = 2048,
+    ATTN_PREFILL_LEAST_RECORDS = 58,
+    ATTN_PREFILL_MEASURED = -1,
 };
 
 enum {
@@ -57,7 +62,7 @@ typedef struct attn_prefill_record {
     int64_t out_token, out_head, lse_head;       // strides, elements
     int64_t k_new_token_bytes, k_new_head_bytes; // strides
     int64_t v_new_token_bytes, v_new_head_bytes; // strides
-    uint64_t angles_first;                       // of token q_first in the table of angles
+    uint64_t angles_first;                       // of token q_first in the table of angles, even
     int32_t kv_len, new_len, q_len;
     int32_t q_first, q_end; // tokens of this launch
     uint32_t flags;         // ATTN_CAUSAL ..., ATTN_PREFILL_NEGATIVE ...
@@ -101,9 +106,12 @@ typedef struct attn_prefill_head {
 // attn_prefill_limits is what a plan has to know of the engine.
 typedef struct attn_prefill_limits {
     uint32_t max_records;
-    int32_t tile_rows;   // query rows of a tile
-    int32_t least_rows;  // see ATTN_PREFILL_LEAST_ROWS; 0 = there is no prefill kernel
-    uint64_t max_angles; // pairs (cosine, sine) of the workspace
+    int32_t tile_rows; // query rows of a tile
+    // Query rows a KV head (q_len * q_heads / kv_heads) from which on a row is prefilled; 0 = there
+    // is no prefill kernel, ATTN_PREFILL_MEASURED = as measured.
+    int32_t least_rows;
+    uint64_t launch_records; // of the launch that is planned: attn_prefill_count
+    uint64_t max_angles;     // pairs (cosine, sine) of the workspace
 } attn_prefill_limits;
 
 static inline attn_prefill_ends *attn_prefill_ends_of(attn_prefill_head *head) {
@@ -138,6 +146,10 @@ ATTN_PREFILL_BOTH attn_prefill_tile attn_prefill_tile_of(const attn_prefill_reco
     t.tokens = end > t.token_first ? end - t.token_first : 0;
     return t;
 }
+
+// attn_prefill_count returns how many records of 64 query rows the decode kernel would make of the
+// rows of more than 8 tokens, times KV heads.
+uint64_t attn_prefill_count(const attn_params *p);
 
 // attn_prefill_takes says whether the prefill kernel computes a row; else the decode kernel does.
 bool attn_prefill_takes(const attn_params *p, const attn_row *row,

@@ -45,43 +45,73 @@ struct prefill_consumer {
         return ptx::wgmma_tile(ptx::s_addr(s.v[index]), Traits::kTileBytes);
     }
 
-    // full is the range of keys that all query rows of this consumer see.
-    __device__ __forceinline__ int2 full(const attn_prefill_record &r,
-                                         const attn_prefill_tile &t) const {
+    // entered is what a consumer keeps of a task.
+    struct entered {
+        uint32_t place;
+        bool is_bent;
+        int2 full; // keys that all query rows of this consumer see
+        uint64_t q;
+    };
+
+    __device__ __forceinline__ entered enter(uint32_t place) const {
+        const attn_prefill_record &r = s.records[place];
+        const attn_prefill_tile &t = s.tasks[place].tile;
         const int low = prefill_row_token(r, consumer * 64);
         const int high = min(prefill_row_token(r, consumer * 64 + 63), t.tokens - 1);
-        return make_int2(r.seen_first + t.token_first + high,
-                         min(r.seen_end + t.token_first + low, r.kv_len));
+        return {place, r.cap_log2 > 0 || r.alibi_slopes || r.tree_mask,
+                make_int2(r.seen_first + t.token_first + high,
+                          min(r.seen_end + t.token_first + low, r.kv_len)),
+                ptx::wgmma_tile(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes, 0)};
+    }
+
+    __device__ __forceinline__ int row() const {
+        return consumer * 64 + ptx::thread() % 128 / 32 * 16 + ptx::thread() % 32 / 4;
     }
 
     static __device__ __forceinline__ bool is_masked(const prefill_step &step, int2 full) {
         return step.key < full.x || step.key + Traits::kKeys > full.y || step.seen != 0xff;
     }
 
-    // first computes the scores of a task's first step and their weights.
     template <prefill_kind kKind>
-    __device__ __forceinline__ void first(rows &x, const attn_prefill_record &r,
-                                          const attn_prefill_tile &t, int row, uint64_t q,
-                                          const prefill_step &step) {
+    __device__ __forceinline__ float bend(float (&scores)[rows::kScores], const entered &at,
+                                          const prefill_step &step) const {
+        return rows::template bend<kKind>(scores, s.records[at.place], s.tasks[at.place].tile,
+                                          row(), step, args.group);
+    }
+
+    __device__ __forceinline__ void write(rows &x, const entered &at, float2 m, float2 l) {
+        x.write(s.records[at.place], s.tasks[at.place].tile, args.group, s.q[at.place],
+                s.out_rows[at.place], row() & ~15, m, l);
+    }
+
+    // start computes the scores of a task's first step and their weights, nothing beside.
+    __device__ __forceinline__ void start(rows &x, const entered &at, prefill_step &step) {
         float scores[rows::kScores];
+        float c;
+        x.begin();
+        ring.wait_full(s.k_full);
+        step = s.steps[ring.index];
         ptx::wgmma_hold(scores);
         ptx::wgmma_begin();
-        rows::score(scores, q, keys());
+        rows::score(scores, at.q, keys());
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(scores);
         prefill_release(s.k_empty, ring.index);
-        const float c = rows::template bend<kKind>(scores, r, t, row, step, args.group);
+        if (at.is_bent) {
+            c = bend<PREFILL_BENT>(scores, at, step);
+        } else {
+            c = bend<PREFILL_MASKED>(scores, at, step);
+        }
         (void)x.weigh(scores, c);
         x.pack(scores);
     }
 
-    // next computes the scores of a further step, and the values of the one before.
-    template <prefill_kind kKind>
-    __device__ __forceinline__ void next(rows &x, const attn_prefill_record &r,
-                                         const attn_prefill_tile &t, int row, uint64_t q,
-                                         const prefill_step &step, const prefill_ring &before) {
-        float scores[rows::kScores];
+    // begin_products starts the scores of a step, and O += P V of the one before, in this
+    // consumer's turn, and returns when the scores are there.
+    __device__ __forceinline__ void begin_products(rows &x, float (&scores)[rows::kScores],
+                                                   uint64_t q, const prefill_ring &before,
+                                                   bool adds) {
         wait_turn();
         ptx::wgmma_hold(scores);
         ptx::wgmma_hold(x.o);
@@ -90,74 +120,85 @@ struct prefill_consumer {
         ptx::wgmma_commit();
         before.wait_full(s.v_full);
         ptx::wgmma_begin();
-        x.gather(values(before.index));
+        x.gather(values(before.index), adds);
         ptx::wgmma_commit();
         pass_turn();
         ptx::wgmma_wait<1>();
         ptx::wgmma_hold(scores);
         prefill_release(s.k_empty, ring.index);
-        const float c = rows::template bend<kKind>(scores, r, t, row, step, args.group);
-        const float2 shrink = x.weigh(scores, c);
+    }
+
+    // end_products waits for O += P V.
+    __device__ __forceinline__ void end_products(rows &x, const prefill_ring &before) {
         x.end_weigh();
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(x.o);
         prefill_release(s.v_empty, before.index);
+    }
+
+    // next computes a further step of a task.
+    template <prefill_kind kKind>
+    __device__ __forceinline__ void next(rows &x, const entered &at, const prefill_step &step,
+                                         const prefill_ring &before, bool adds) {
+        float scores[rows::kScores];
+        begin_products(x, scores, at.q, before, adds);
+        const float c = bend<kKind>(scores, at, step);
+        const float2 shrink = x.weigh(scores, c);
+        end_products(x, before);
         x.scale(shrink);
         x.pack(scores);
     }
 
-    // task computes a task, whose queries have landed in place `place`.
-    __device__ __forceinline__ void task(uint32_t place) {
-        const attn_prefill_record &r = s.records[place];
-        const attn_prefill_tile &t = s.tasks[place].tile;
-        const int row = consumer * 64 + (ptx::thread() % 128) / 32 * 16 + ptx::thread() % 32 / 4;
-        const uint64_t q =
-            ptx::wgmma_tile(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes, 0);
-        const int2 whole = full(r, t);
-        const bool is_bent = r.cap_log2 > 0 || r.alibi_slopes || r.tree_mask;
-        rows x;
-        x.begin();
-        if (s.tasks[place].is_empty) {
-            x.write(r, t, row, args.group);
-            return;
-        }
+    // cross ends a task and begins another, in one: the products overlap as within a task.
+    __device__ __forceinline__ void cross(rows &x, const entered &from, const entered &to,
+                                          prefill_step &step, bool adds) {
+        float scores[rows::kScores];
+        const prefill_ring before = ring;
+        ring.advance(Traits::kStages);
         ring.wait_full(s.k_full);
-        prefill_step step = s.steps[ring.index];
-        if (is_bent) {
-            first<PREFILL_BENT>(x, r, t, row, q, step);
-        } else {
-            first<PREFILL_MASKED>(x, r, t, row, q, step);
+        step = s.steps[ring.index];
+        begin_products(x, scores, to.q, before, adds);
+        const float2 m = make_float2(x.m[0], x.m[1]), l = make_float2(x.l[0], x.l[1]);
+        x.begin();
+        float c = bend<PREFILL_PLAIN>(scores, to, step);
+        if (is_masked(step, to.full)) {
+            c = bend<PREFILL_MASKED>(scores, to, step);
         }
-#pragma unroll 1
-        while (!step.is_last) {
-            const prefill_ring before = ring;
-            ring.advance(Traits::kStages);
-            ring.wait_full(s.k_full);
-            step = s.steps[ring.index];
-            if (is_bent) {
-                next<PREFILL_BENT>(x, r, t, row, q, step, before);
-            } else if (is_masked(step, whole)) {
-                next<PREFILL_MASKED>(x, r, t, row, q, step, before);
-            } else {
-                next<PREFILL_PLAIN>(x, r, t, row, q, step, before);
-            }
-        }
+        (void)x.weigh(scores, c);
+        end_products(x, before);
+        write(x, from, m, l);
+        x.pack(scores);
+    }
 
-        // The last step's values.
+    // finish adds the values of a task's last step, nothing beside.
+    __device__ __forceinline__ void finish(rows &x, const entered &at, bool adds) {
         ring.wait_full(s.v_full);
         ptx::wgmma_hold(x.o);
         ptx::wgmma_begin();
-        x.gather(values(ring.index));
+        x.gather(values(ring.index), adds);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(x.o);
         prefill_release(s.v_empty, ring.index);
         ring.advance(Traits::kStages);
-        x.write(r, t, row, args.group);
+        ptx::bar_sync(BAR_WRITE + consumer, 128); // all warps are done with the queries
+        write(x, at, make_float2(x.m[0], x.m[1]), make_float2(x.l[0], x.l[1]));
+    }
+
+    // write_nothing writes the outputs of a task that sees no key.
+    __device__ __forceinline__ void write_nothing(rows &x, const entered &at) {
+#pragma unroll
+        for (int i = 0; i < rows::kOuts; i++) {
+            x.o[i] = 0;
+        }
+        ptx::bar_sync(BAR_WRITE + consumer, 128);
+        write(x, at, make_float2(-INFINITY, -INFINITY), make_float2(0, 0));
     }
 
     __device__ __forceinline__ void run() {
         prefill_ring places;
+        prefill_step step;
+        rows x;
         if (consumer == Traits::kConsumers - 1) {
             pass_turn();
         }
@@ -167,9 +208,47 @@ struct prefill_consumer {
             if (s.tasks[places.index].record < 0) {
                 break;
             }
-            task(places.index);
-            prefill_release(s.task_empty, places.index);
-            places.advance(Traits::kTasks);
+            entered at = enter(places.index);
+            if (s.tasks[at.place].is_empty) {
+                write_nothing(x, at);
+                prefill_release(s.task_empty, at.place);
+                places.advance(Traits::kTasks);
+                continue;
+            }
+            start(x, at, step);
+            bool adds = false; // the task has sums already
+#pragma unroll 1
+            for (bool goes_on = true; goes_on;) {
+#pragma unroll 1
+                while (!step.is_last) {
+                    const prefill_ring before = ring;
+                    ring.advance(Traits::kStages);
+                    ring.wait_full(s.k_full);
+                    step = s.steps[ring.index];
+                    if (at.is_bent) {
+                        next<PREFILL_BENT>(x, at, step, before, adds);
+                    } else if (is_masked(step, at.full)) {
+                        next<PREFILL_MASKED>(x, at, step, before, adds);
+                    } else {
+                        next<PREFILL_PLAIN>(x, at, step, before, adds);
+                    }
+                    adds = true;
+                }
+                const uint32_t done = places.index;
+                places.advance(Traits::kTasks);
+                places.wait_full(s.q_full);
+                const prefill_task &task = s.tasks[places.index];
+                const entered to = enter(places.index);
+                goes_on = task.record >= 0 && !task.is_empty && !to.is_bent;
+                if (goes_on) {
+                    cross(x, at, to, step, adds);
+                    at = to;
+                    adds = false;
+                } else {
+                    finish(x, at, adds);
+                }
+                prefill_release(s.task_empty, done);
+            }
         }
         if (consumer == 0) {
             wait_turn(); // the last one passed

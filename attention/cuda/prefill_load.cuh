@@ -18,28 +18,29 @@
 #include "attention/cuda/prefill_traits.cuh"
 
 // prefill_next moves a walk to its next step, of which some key is seen; false after the last.
-__device__ __forceinline__ bool prefill_next(prefill_walk &w, int32_t block_tokens, int lane) {
+__device__ __forceinline__ bool prefill_next(const prefill_keys &keys, prefill_walk &w,
+                                             int32_t block_tokens, int lane) {
     w.key -= ATTN_PREFILL_KEYS;
     w.seen = 0xff;
-    if (!w.blocks) {
-        return w.key + ATTN_PREFILL_KEYS > w.first;
+    if (!keys.blocks) {
+        return w.key + ATTN_PREFILL_KEYS > keys.first;
     }
     w.seen = 0;
     while (w.seen == 0) {
-        if (w.low >= w.high) {
+        if (keys.low >= w.high) {
             return false;
         }
         // The last listed block decides the step; a step has keys of up to nine blocks.
-        const int32_t last = (int32_t)__ldg(w.blocks + w.high - 1) * block_tokens;
-        w.key = min(w.key, (min(last + block_tokens, w.end) - 1) & ~(ATTN_PREFILL_KEYS - 1));
-        if (w.key + ATTN_PREFILL_KEYS <= w.first) {
+        const int32_t last = (int32_t)__ldg(keys.blocks + w.high - 1) * block_tokens;
+        w.key = min(w.key, (min(last + block_tokens, keys.end) - 1) & ~(ATTN_PREFILL_KEYS - 1));
+        if (w.key + ATTN_PREFILL_KEYS <= keys.first) {
             return false;
         }
         const int32_t i = w.high - 1 - lane;
-        const bool is_listed = i >= w.low;
-        const int32_t block = is_listed ? (int32_t)__ldg(w.blocks + i) * block_tokens : 0;
-        const int32_t first = max(block, w.first) - w.key;
-        const int32_t end = min(block + block_tokens, w.end) - w.key;
+        const bool is_listed = i >= keys.low;
+        const int32_t block = is_listed ? (int32_t)__ldg(keys.blocks + i) * block_tokens : 0;
+        const int32_t first = max(block, keys.first) - w.key;
+        const int32_t end = min(block + block_tokens, keys.end) - w.key;
         const int32_t from = max(first / 16, 0), to = min((end + 15) / 16, 8);
         const uint32_t bits = is_listed && to > from ? (1u << to) - (1u << from) : 0;
         w.seen = __reduce_or_sync(~0u, bits);
@@ -106,41 +107,38 @@ struct prefill_tasks {
         t.record = (int32_t)record;
         t.tile =
             attn_prefill_tile_of(&r, (int32_t)(index - record_first), args.kv_heads, args.group);
-        t.walk = begin(r, t.tile);
-        t.is_empty = !prefill_next(t.walk, args.block_tokens, lane);
+        begin(r, t);
+        t.is_empty = !prefill_next(t.keys, t.walk, args.block_tokens, lane);
         index = gridDim.x + __shfl_sync(~0u, taken, 0);
         take();
         return t;
     }
 
-    // begin begins a walk before its first step.
-    __device__ prefill_walk begin(const attn_prefill_record &r, const attn_prefill_tile &t) const {
-        prefill_walk w;
-        w.first = max(r.seen_first + t.token_first, 0);
-        w.end = min(r.seen_end + t.token_first + t.tokens - 1, r.kv_len);
-        if (t.tokens == 0 || w.first >= w.end) {
-            w.first = w.end = 0;
+    // begin finds the keys of a task, and begins a walk before its first step.
+    __device__ void begin(const attn_prefill_record &r, prefill_task &task) const {
+        const attn_prefill_tile &t = task.tile;
+        prefill_keys &keys = task.keys;
+        keys.first = max(r.seen_first + t.token_first, 0);
+        keys.end = min(r.seen_end + t.token_first + t.tokens - 1, r.kv_len);
+        if (t.tokens == 0 || keys.first >= keys.end) {
+            keys.first = keys.end = 0;
         }
-        w.key = (w.end + ATTN_PREFILL_KEYS - 1) & ~(ATTN_PREFILL_KEYS - 1);
-        w.blocks = nullptr;
-        w.low = w.high = 0;
-        if (r.mask_start) {
+        task.walk.key = (keys.end + ATTN_PREFILL_KEYS - 1) & ~(ATTN_PREFILL_KEYS - 1);
+        if (r.mask_start && t.tokens > 0) {
             const int32_t q_block = t.token_first / r.q_block;
-            w.blocks = r.mask_blocks;
-            w.low = t.tokens > 0 ? (int32_t)__ldg(r.mask_start + q_block) : 0;
-            w.high = t.tokens > 0 ? (int32_t)__ldg(r.mask_start + q_block + 1) : 0;
-            int32_t above = w.high; // the first that begins behind the keys
-            for (int32_t low = w.low; low < above;) {
+            keys.blocks = r.mask_blocks;
+            keys.low = (int32_t)__ldg(r.mask_start + q_block);
+            int32_t above = (int32_t)__ldg(r.mask_start + q_block + 1);
+            for (int32_t low = keys.low; low < above;) { // the first that begins behind the keys
                 const int32_t middle = low + (above - low) / 2;
-                if ((int64_t)__ldg(w.blocks + middle) * args.block_tokens < w.end) {
+                if ((int64_t)__ldg(keys.blocks + middle) * args.block_tokens < keys.end) {
                     low = middle + 1;
                 } else {
                     above = middle;
                 }
             }
-            w.high = above;
+            task.walk.high = above;
         }
-        return w;
     }
 
     // leave ends the CTA's part; the last CTA leaves the counters as they were.
@@ -211,29 +209,30 @@ struct prefill_loader {
     }
 
     // shows says whether any of the lane's run is seen.
-    __device__ bool shows(const prefill_walk &w, int32_t in_step) const {
+    __device__ bool shows(const prefill_keys &k, const prefill_walk &w, int32_t in_step) const {
         const int32_t key = w.key + in_step, run_tokens = 1 << args.run_log2;
-        return (w.seen >> (in_step / 16) & ((1u << run_tokens / 16) - 1)) != 0 && key < w.end &&
-               key + run_tokens > w.first;
+        return (w.seen >> (in_step / 16) & ((1u << run_tokens / 16) - 1)) != 0 && key < k.end &&
+               key + run_tokens > k.first;
     }
 
     // load_task copies keys and values of a task.  In place of runs that are not seen comes another
     // of the same step: it does no harm, and a box of zeros alone would read address 0.
     __device__ void load_task(const attn_prefill_record &r, const prefill_task &t) {
         prefill_walk w = t.walk;
-        const char *k = r.k + t.tile.kv_head * args.k_head_bytes;
-        const char *v = r.v + t.tile.kv_head * args.v_head_bytes;
         const int runs_log2 = 7 - args.run_log2, run_tokens = 1 << args.run_log2;
         const int32_t in_step = (lane & ((1 << runs_log2) - 1)) << args.run_log2;
         int32_t run_key = w.key + in_step;
-        bool is_read = shows(w, in_step);
+        bool is_read = shows(t.keys, w, in_step);
         uint32_t entry = entry_of(r, run_key, is_read);
         int64_t values_offset = 0; // of the values that are still to be copied
         int32_t values_live = 0;
+        const auto values_of = [&]() {
+            return r.v + t.tile.kv_head * args.v_head_bytes + values_offset;
+        };
         for (bool is_first = true, is_last = false; !is_last;) {
             const int32_t key = w.key;
             const uint32_t seen = w.seen;
-            int32_t live = min(w.end - run_key, run_tokens);
+            int32_t live = min(t.keys.end - run_key, run_tokens);
             const uint32_t in_block = args.block_tokens_log2 >= 0
                                           ? (uint32_t)run_key & (uint32_t)(args.block_tokens - 1)
                                           : (uint32_t)run_key % (uint32_t)args.block_tokens;
@@ -243,21 +242,22 @@ struct prefill_loader {
             const int from = is_read ? lane : seen_lane;
             live = __shfl_sync(~0u, live, from);
             offset = __shfl_sync(~0u, offset, from);
-            is_last = !prefill_next(w, args.block_tokens, lane);
+            is_last = !prefill_next(t.keys, w, args.block_tokens, lane);
             run_key = w.key + in_step;
-            is_read = !is_last && shows(w, in_step);
+            is_read = !is_last && shows(t.keys, w, in_step);
             entry = entry_of(r, run_key, is_read); // comes while the copies are issued
 
             // Keys go ahead of the values of the step before, which are wanted later.
-            copy_keys(k + offset, live, prefill_step{key, seen, is_last, 0});
+            copy_keys(r.k + t.tile.kv_head * args.k_head_bytes + offset, live,
+                      prefill_step{key, seen, is_last, 0});
             if (!is_first) {
-                copy_values(v + values_offset, values_live);
+                copy_values(values_of(), values_live);
             }
             is_first = false;
             values_offset = offset;
             values_live = live;
         }
-        copy_values(v + values_offset, values_live);
+        copy_values(values_of(), values_live);
     }
 
     __device__ void run() {
@@ -328,22 +328,40 @@ struct prefill_query_loader {
     __device__ prefill_query_loader(typename Traits::smem &smem, const prefill_args &a)
         : s(smem), args(a), thread((int)threadIdx.x - 64) {}
 
-    __device__ void copy(const attn_prefill_record &r, const attn_prefill_tile &t,
-                         unsigned char *s_q) const {
-        constexpr int kStep = kThreads / Traits::kPieces; // rows that are copied at a time
-        const int piece = thread % Traits::kPieces;
-        const int tile_heads = r.tile_heads, num_tokens = t.tokens, num_heads = t.heads;
-        const int64_t token_bytes = r.q_token_bytes, head_bytes = r.q_head_bytes;
-        const uint32_t inverse = r.heads_inverse;
-        const char *q = r.q + t.token_first * token_bytes +
-                        (t.kv_head * args.group + t.head_first) * head_bytes + piece * 16;
-        const uint32_t s_base = ptx::s_addr(s_q);
-#pragma unroll 8
-        for (int row = thread / Traits::kPieces; row < Traits::kRows; row += kStep) {
-            const int token = (int)((uint32_t)row * inverse >> 16), head = row - token * tile_heads;
-            const bool is_row = token < num_tokens && head < num_heads;
-            const char *src = is_row ? q + token * token_bytes + head * head_bytes : r.q;
-            ptx::cp_async_16_or_zero(s_base + prefill_place<Traits>(row, piece), src, is_row);
+    // find_rows finds where the tile's rows lie.  Rows that are not there are neither loaded nor
+    // written: what is computed for them concerns no other row.
+    __device__ void find_rows(const attn_prefill_record &r, const attn_prefill_tile &t,
+                              char **s_out_rows) const {
+        const int first_head = t.kv_head * args.group + t.head_first;
+        for (int row = thread; row < Traits::kRows; row += kThreads) {
+            const int in_tile = prefill_row_token(r, row), head = row - in_tile * r.tile_heads;
+            const bool is_row = in_tile < t.tokens && head < t.heads;
+            const int64_t token = t.token_first + in_tile;
+            s.q_rows[row] =
+                is_row ? r.q + token * r.q_token_bytes + (first_head + head) * r.q_head_bytes
+                       : nullptr;
+            s_out_rows[row] =
+                is_row
+                    ? (char *)r.out + (token * r.out_token + (first_head + head) * r.out_head) * 2
+                    : nullptr;
+        }
+    }
+
+    // copy copies the rows that were found.
+    __device__ void copy(unsigned char *s_q) const {
+        constexpr int kStep = kThreads / Traits::kPieces; // rows at a time: 4, or 8
+        const int piece = thread % Traits::kPieces, first = thread / Traits::kPieces;
+        const uint32_t s_even = ptx::s_addr(s_q) + prefill_place<Traits>(first, piece);
+        const uint32_t s_odd = kStep == 4 ? s_even ^ 64 : s_even; // row % 8 is 4 more
+#pragma unroll
+        for (int i = 0; i < Traits::kRows / kStep; i++) {
+            const int row = i * kStep;
+            const char *q = s.q_rows[first + row];
+            if (q) {
+                ptx::cp_async_16((i & 1 ? s_odd : s_even) + row / 64 * Traits::kGroupBytes +
+                                     row % 64 * 128,
+                                 q + piece * 16);
+            }
         }
         ptx::cp_async_wait();
     }
@@ -352,18 +370,63 @@ struct prefill_query_loader {
         return (T *)(s_q + prefill_place<Traits>(row, dim / 8) + dim % 8 * 2);
     }
 
+    // turn rotates pairs (x[0], y[0]), (x[1], y[1]) by two angles.
+    __device__ static void turn(uint32_t &x, uint32_t &y, float4 angles) {
+        const float2 a = ptx::unpack<T>(x), b = ptx::unpack<T>(y);
+        x = ptx::pack<T>(fmaf(a.x, angles.x, -b.x * angles.y),
+                         fmaf(a.y, angles.z, -b.y * angles.w));
+        y = ptx::pack<T>(fmaf(b.x, angles.x, a.x * angles.y), fmaf(b.y, angles.z, a.y * angles.w));
+    }
+
+    // rotate_pieces rotates pairs (p, p + rotary_dim / 2), four at a time: 8 bytes, and those that
+    // lie rotary_dim / 2 dims behind them.  All heads of a token turn by the same angles.
+    __device__ void rotate_pieces(const attn_prefill_record &r, const attn_prefill_tile &t,
+                                  unsigned char *s_q, const float2 *angles) const {
+        const int num = r.rotary_dim / 8; // of a row
+#pragma unroll 1
+        for (int i = thread; i < t.tokens * num; i += kThreads) {
+            const int token = i / num, dim = (i - token * num) * 4;
+            const float4 *from = (const float4 *)(angles + token * (4 * num) + dim);
+            const float4 low = __ldg(from), high = __ldg(from + 1);
+#pragma unroll 1
+            for (int row = token * r.tile_heads, end = row + t.heads; row < end; row++) {
+                uint2 *s_x = (uint2 *)element(s_q, row, dim);
+                uint2 *s_y = (uint2 *)element(s_q, row, dim + 4 * num);
+                uint2 x = *s_x, y = *s_y;
+                turn(x.x, y.x, low);
+                turn(x.y, y.y, high);
+                *s_x = x;
+                *s_y = y;
+            }
+        }
+    }
+
+    // rotate_pairs does the same for pairs of any kind, one at a time.
+    __device__ void rotate_pairs(const attn_prefill_record &r, const attn_prefill_tile &t,
+                                 unsigned char *s_q, const float2 *angles) const {
+        const int pairs = r.rotary_dim / 2;
+#pragma unroll 1
+        for (int i = thread; i < t.tokens * pairs; i += kThreads) {
+            const int token = i / pairs, p = i - token * pairs;
+            const int2 dims = prefill_pair_dims(p, r);
+            const float2 angle = __ldg(angles + token * pairs + p);
+            for (int row = token * r.tile_heads; row < token * r.tile_heads + t.heads; row++) {
+                T *s_x = element(s_q, row, dims.x), *s_y = element(s_q, row, dims.y);
+                const float x = (float)*s_x, y = (float)*s_y;
+                *s_x = (T)fmaf(x, angle.x, -y * angle.y);
+                *s_y = (T)fmaf(y, angle.x, x * angle.y);
+            }
+        }
+    }
+
     __device__ void rotate(const attn_prefill_record &r, const attn_prefill_tile &t,
                            unsigned char *s_q) const {
-        const int pairs = r.rotary_dim / 2, rows = t.tokens * r.tile_heads;
         const float2 *angles = (const float2 *)args.angles + r.angles_first +
-                               (int64_t)(t.token_first - r.q_first) * pairs;
-#pragma unroll 2
-        for (int i = thread; i < rows * pairs; i += kThreads) {
-            const int row = i / pairs, p = i - row * pairs;
-            const int2 dims = prefill_pair_dims(p, r);
-            const float2 angle = __ldg(angles + prefill_row_token(r, row) * pairs + p);
-            attn_rotate(*element(s_q, row, dims.x), *element(s_q, row, dims.y), angle,
-                        r.attention_factor);
+                               (int64_t)(t.token_first - r.q_first) * (r.rotary_dim / 2);
+        if (r.rotary_dim % 8 == 0 && !(r.flags & ATTN_PREFILL_INTERLEAVED)) {
+            rotate_pieces(r, t, s_q, angles);
+        } else {
+            rotate_pairs(r, t, s_q, angles);
         }
     }
 
@@ -376,10 +439,12 @@ struct prefill_query_loader {
     }
 
     __device__ void load(const attn_prefill_record &r, const attn_prefill_tile &t,
-                         unsigned char *s_q) const {
-        copy(r, t, s_q);
+                         unsigned char *s_q, char **s_out_rows) const {
+        find_rows(r, t, s_out_rows);
+        ptx::bar_sync(BAR_QUERIES, kThreads); // found
+        copy(s_q);
+        ptx::bar_sync(BAR_QUERIES, kThreads); // copied
         if (r.inv_freq || r.flags & ATTN_PREFILL_NEGATIVE) {
-            ptx::bar_sync(BAR_QUERIES, kThreads); // copied
             if (r.flags & ATTN_PREFILL_NEGATIVE) {
                 negate(s_q);
                 ptx::bar_sync(BAR_QUERIES, kThreads);
@@ -398,7 +463,7 @@ struct prefill_query_loader {
             const prefill_task &t = s.tasks[places.index];
             is_end = t.record < 0;
             if (!is_end) {
-                load(s.records[places.index], t.tile, s.q[places.index]);
+                load(s.records[places.index], t.tile, s.q[places.index], s.out_rows[places.index]);
             }
             __syncwarp();
             if (thread % 32 == 0) {

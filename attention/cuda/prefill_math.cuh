@@ -76,10 +76,6 @@ struct prefill_rows {
     uint32_t p[Traits::kKeys / 16][4];
 
     __device__ __forceinline__ void begin() {
-#pragma unroll
-        for (int i = 0; i < kOuts; i++) {
-            o[i] = 0;
-        }
         m[0] = m[1] = -INFINITY;
         l[0] = l[1] = 0;
     }
@@ -94,11 +90,12 @@ struct prefill_rows {
         }
     }
 
-    // gather starts O += P V.
-    __device__ __forceinline__ void gather(uint64_t v) {
+    // gather starts O += P V, or O = P V.
+    __device__ __forceinline__ void gather(uint64_t v, bool adds) {
 #pragma unroll
         for (int i = 0; i < Traits::kKeys / 16; i++) {
-            ptx::wgmma_weights<typename Traits::type>(o, p[i], ptx::wgmma_moved(v, i * 16 * 128));
+            ptx::wgmma_weights<typename Traits::type>(o, p[i], ptx::wgmma_moved(v, i * 16 * 128),
+                                                      i > 0 || adds);
         }
     }
 
@@ -155,6 +152,15 @@ struct prefill_rows {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const prefill_row x = prefill_row_of<Traits>(r, t, row + 8 * e);
+            if (kKind == PREFILL_MASKED && step.seen == 0xff && x.first <= step.key) {
+                const int32_t end = x.end - step.key - pair; // only the end is to be cut off
+#pragma unroll
+                for (int i = 0; i < kScores / 2; i++) {
+                    float &y = s[i / 2 * 4 + i % 2 + 2 * e];
+                    y = i / 2 * 8 + i % 2 < end ? y : -INFINITY;
+                }
+                continue;
+            }
 #pragma unroll
             for (int w = 0; w < Traits::kKeys / 32; w++) { // words of 32 keys
                 const int32_t key = step.key + 32 * w;
@@ -234,65 +240,62 @@ struct prefill_rows {
         }
     }
 
-    // write writes out and LSE.  Lanes of a row exchange 4-byte pieces, so that each stores 16.
+    // write writes out and LSE, of given maxima and denominators.  The outputs go through s_q, the
+    // warp's own rows of the task's queries, so that each lane then stores 16 bytes of a row.
     __device__ __forceinline__ void write(const attn_prefill_record &r, const attn_prefill_tile &t,
-                                          int row, int group) {
-        const int lane = ptx::thread() % 32, quarter = lane % 4;
+                                          int group, unsigned char *s_q, char *const *s_out_rows,
+                                          int warp_row, float2 tops, float2 sums) const {
+        const int lane = ptx::thread() % 32;
+        float by[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const prefill_row x = prefill_row_of<Traits>(r, t, row + 8 * e);
-            const int head = t.kv_head * group + t.head_first + row + 8 * e -
-                             (x.token - t.token_first) * r.tile_heads;
-            float sum = l[e] + __shfl_xor_sync(~0u, l[e], 1);
+            const int row = warp_row + lane / 4 + 8 * e;
+            const prefill_row x = prefill_row_of<Traits>(r, t, row);
+            const int head =
+                t.kv_head * group + t.head_first + row - (x.token - t.token_first) * r.tile_heads;
+            const float top = e == 0 ? tops.x : tops.y;
+            float sum = e == 0 ? sums.x : sums.y;
+            sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
             float whole = sum;
             if (x.is_row && r.sinks && !(r.flags & ATTN_PARTIAL)) {
-                whole += ptx::exp2(1.4426950408889634f * __ldg(r.sinks + head) - m[e]);
+                whole += ptx::exp2(1.4426950408889634f * __ldg(r.sinks + head) - top);
             }
-            const float by = sum == 0 ? 0 : 1 / whole;
-            typename Traits::type *out =
-                (typename Traits::type *)r.out + x.token * r.out_token + head * r.out_head;
-#pragma unroll
-            for (int i = 0; i < kOuts / 16; i++) {
-                // Lane t gets dims [32 i + 8 t, + 8): piece n comes from lane n.
-                uint32_t mine[4], got[4];
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    const float *y = &o[16 * i + 4 * n + 2 * e];
-                    mine[n] = ptx::pack<typename Traits::type>(y[0] * by, y[1] * by);
-                }
-                exchange(mine, got, quarter);
-                if (x.is_row) {
-                    *(uint4 *)(out + 32 * i + 8 * quarter) =
-                        make_uint4(got[0], got[1], got[2], got[3]);
-                }
-            }
-            if (x.is_row && r.lse && quarter == 0) {
+            by[e] = sum == 0 ? 0 : __fdividef(1, whole);
+            if (x.is_row && r.lse && lane % 4 == 0) {
                 r.lse[head * r.lse_head + x.token] =
-                    sum == 0 ? -INFINITY : fmaf(m[e], 0.6931471805599453f, logf(sum));
+                    sum == 0 ? -INFINITY : fmaf(top, 0.6931471805599453f, logf(sum));
+            }
+        }
+        // Of 16 dims, matrices (rows 0 to 7, 8 to 15) x (dims 0 to 7, 8 to 15).
+        const int row = warp_row + lane / 8 % 2 * 8 + lane % 8;
+        const uint32_t s_row = ptx::s_addr(s_q);
+#pragma unroll
+        for (int i = 0; i < kOuts / 8; i++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const float *y = &o[8 * i + 2 * n];
+                x[n] = pack_scaled(y, by[n % 2]);
+            }
+            ptx::s_store_tiles(s_row + prefill_place<Traits>(row, 2 * i + lane / 16), x);
+        }
+        __syncwarp();
+        constexpr int kAtOnce = 32 / Traits::kPieces; // rows
+        const int piece = lane % Traits::kPieces;
+#pragma unroll
+        for (int i = 0; i < 16 / kAtOnce; i++) {
+            const int from = warp_row + i * kAtOnce + lane / Traits::kPieces;
+            char *out = s_out_rows[from];
+            if (out) {
+                *(uint4 *)(out + piece * 16) =
+                    *(const uint4 *)(s_q + prefill_place<Traits>(from, piece));
             }
         }
     }
 
-    // exchange transposes 4 x 4 words over four lanes: got[n] is word `quarter` of lane n.
-    static __device__ __forceinline__ void exchange(const uint32_t (&mine)[4], uint32_t (&got)[4],
-                                                    int quarter) {
-        uint32_t x[4];
-        const bool odd = quarter & 1, high = quarter & 2;
-#pragma unroll
-        for (int n = 0; n < 4; n += 2) {
-            const uint32_t give = odd ? mine[n] : mine[n + 1];
-            const uint32_t take = __shfl_xor_sync(~0u, give, 1);
-            x[n] = odd ? take : mine[n];
-            x[n + 1] = odd ? mine[n + 1] : take;
-        }
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const uint32_t give = high ? x[n] : x[n + 2];
-            const uint32_t take = __shfl_xor_sync(~0u, give, 2);
-            got[n] = high ? take : x[n];
-            got[n + 2] = high ? x[n + 2] : take;
-        }
+    static __device__ __forceinline__ uint32_t pack_scaled(const float *y, float by) {
+        return ptx::pack<typename Traits::type>(y[0] * by, y[1] * by);
     }
 };
 

@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(PREFILL_PREPARE_THREADS)
         float2 *angles =
             (float2 *)args.angles + r.angles_first + (int64_t)(token - r.q_first) * pairs;
         for (int p = lane; p < pairs; p += 32) {
-            angles[p] = attn_angle(position, __ldg(r.inv_freq + p));
+            const float2 angle = attn_angle(position, __ldg(r.inv_freq + p));
+            angles[p] = make_float2(angle.x * r.attention_factor, angle.y * r.attention_factor);
         }
     }
 }

@@ -10,13 +10,19 @@
 static_assert(sizeof(attn_prefill_record) % 16 == 0 && sizeof(attn_prefill_head) % 16 == 0,
               "a record is copied in 16-byte pieces");
 
-// prefill_walk is the keys of a task, step after step from the last to the first.
-struct prefill_walk {
+// prefill_keys is which keys a task sees, prefill_walk where one stands among them: step after
+// step, from the last to the first.
+struct prefill_keys {
     int32_t first, end;     // keys that causal and window show
-    int32_t key;            // of the step
-    uint32_t seen;          // of the step, as in prefill_step
-    const uint32_t *blocks; // NULL = no block mask; else listed blocks [low, high) are still ahead
-    int32_t low, high;
+    const uint32_t *blocks; // NULL = no block mask; else those from `low` on are listed
+    int32_t low;
+    int32_t reserved;
+};
+
+struct prefill_walk {
+    int32_t key;   // of the step
+    uint32_t seen; // of the step, as in prefill_step
+    int32_t high;  // listed blocks [low, high) are still ahead
 };
 
 // prefill_task is a tile of a KV head of a record.
@@ -24,8 +30,9 @@ struct prefill_task {
     int32_t record;   // -1 = there are no more
     int32_t is_empty; // no key is seen
     attn_prefill_tile tile;
-    int32_t reserved;
     prefill_walk walk; // at its first step
+    int32_t reserved;
+    prefill_keys keys;
 };
 
 // prefill_step is what the consumers know of 128 keys in a stage.
@@ -89,6 +96,8 @@ struct prefill_traits {
         alignas(16) attn_prefill_record records[kTasks];
         alignas(16) prefill_step steps[kStages];
         prefill_task tasks[kTasks];
+        const char *q_rows[kRows];     // of the queries that are being loaded; NULL = no such row
+        char *out_rows[kTasks][kRows]; // likewise, of the outputs
         uint64_t k_full[kStages], k_empty[kStages];
         uint64_t v_full[kStages], v_empty[kStages];
         uint64_t task_full[kTasks]; // task and record are there
@@ -102,6 +111,7 @@ struct prefill_traits {
 enum prefill_barrier {
     BAR_QUERIES = 1, // the warps that load queries
     BAR_TURN = 2,    // + n: consumer n may issue its products
+    BAR_WRITE = 5,   // + n: the warps of consumer n
 };
 
 // prefill_row_token returns the token of a query row, counted from the tile's first.

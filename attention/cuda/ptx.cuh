@@ -247,6 +247,25 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
     return y;
 }
 
+// unpack is the other way.
+template <typename T>
+__device__ float2 unpack(uint32_t x);
+
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(uint32_t x) {
+    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000));
+}
+
+template <>
+__device__ __forceinline__ float2 unpack<__half>(uint32_t x) {
+    float2 y;
+    asm("{\n\t.reg .b16 a, b;\n\tmov.b32 {a, b}, %2;\n\tcvt.f32.f16 %0, a;\n\tcvt.f32.f16 %1, "
+        "b;\n\t}"
+        : "=f"(y.x), "=f"(y.y)
+        : "r"(x));
+    return y;
+}
+
 } // namespace ptx
 
 #endif

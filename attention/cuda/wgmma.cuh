@@ -38,14 +38,6 @@ __device__ __forceinline__ void tensor_prefetch_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp_async_16_or_zero copies 16 bytes, or fills with zeros without reading.
-__device__ __forceinline__ void cp_async_16_or_zero(uint32_t s_dst, const void *g_src,
-                                                    bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_dst), "l"(g_src),
-                 "r"(is_there ? 16 : 0)
-                 : "memory");
-}
-
 // cp_async_wait waits for all of this thread's cp_async_16.
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -54,6 +46,14 @@ __device__ __forceinline__ void cp_async_wait() {
 // bar_arrive arrives at a named barrier and goes on.
 __device__ __forceinline__ void bar_arrive(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// s_store_tiles stores four 8 x 8 matrices of 16-bit elements, which lie one register a lane as in
+// mma's c; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void s_store_tiles(uint32_t s_row, const uint32_t (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(s_row),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
 
 // --- products
@@ -114,11 +114,12 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[kNum]) {
 template <typename T>
 __device__ void wgmma_tiles(float (&d)[64], uint64_t a, uint64_t b, int adds);
 
-// wgmma_weights is d [64, columns] += A [64, 16] * B [16, columns]; A lies in registers as in mma.
+// wgmma_weights is d [64, columns] (+)= A [64, 16] * B [16, columns]; A lies in registers as in
+// mma.
 template <typename T>
-__device__ void wgmma_weights(float (&d)[64], const uint32_t (&a)[4], uint64_t b);
+__device__ void wgmma_weights(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int adds);
 template <typename T>
-__device__ void wgmma_weights(float (&d)[32], const uint32_t (&a)[4], uint64_t b);
+__device__ void wgmma_weights(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int adds);
 
 #define WGMMA_INSTANCES(T, types)                                                          \
     template <>                                                                            \
@@ -132,19 +133,21 @@ __device__ void wgmma_weights(float (&d)[32], const uint32_t (&a)[4], uint64_t b
     }                                                                                      \
     template <>                                                                            \
     __device__ __forceinline__ void wgmma_weights<T>(float(&d)[64], const uint32_t(&a)[4], \
-                                                     uint64_t b) {                         \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." types " " WGMMA_D64    \
-                     "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                              \
+                                                     uint64_t b, int adds) {               \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"                    \
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." types " " WGMMA_D64    \
+                     "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n\t}"                         \
                      : WGMMA_OUT_64(d)                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));     \
     }                                                                                      \
     template <>                                                                            \
     __device__ __forceinline__ void wgmma_weights<T>(float(&d)[32], const uint32_t(&a)[4], \
-                                                     uint64_t b) {                         \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." types " " WGMMA_D32     \
-                     "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                              \
+                                                     uint64_t b, int adds) {               \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"                    \
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." types " " WGMMA_D32     \
+                     "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n\t}"                         \
                      : WGMMA_OUT_32(d)                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));     \
     }
 
 WGMMA_INSTANCES(__nv_bfloat16, "bf16.bf16")

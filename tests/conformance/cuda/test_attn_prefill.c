@@ -162,6 +162,33 @@ START_TEST(rows_of_few_query_rows_and_forced_splits_are_not_prefilled) {
 }
 END_TEST
 
+START_TEST(the_measured_choice_goes_by_tokens_keys_and_records) {
+    begin(4);
+    limits.least_rows = ATTN_PREFILL_MEASURED;
+    attn_row *row = add_row(2048, 8, 0, 8);
+    ck_assert(!attn_prefill_takes(&params, row, &limits)); // 8 tokens
+    row->q_len = row->q_count = 9;
+    ck_assert(attn_prefill_takes(&params, row, &limits)); // few keys
+    row->kv_len = 2049;
+    // 9 tokens of 4 heads are one record of 64 query rows, of each of 3 KV heads.
+    ck_assert_uint_eq(attn_prefill_count(&params), 3);
+    limits.launch_records = attn_prefill_count(&params);
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
+    while (params.num_rows < 20) {
+        add_row(5000, 9, 0, 9);
+    }
+    limits.launch_records = attn_prefill_count(&params);
+    ck_assert_uint_eq(limits.launch_records, 60);
+    ck_assert(attn_prefill_takes(&params, row, &limits));
+    params.deterministic = true; // batch mates don't count
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
+    row->q_len = 305; // 1220 query rows are 20 records
+    ck_assert(attn_prefill_takes(&params, row, &limits));
+    row->q_count = 1; // chunks go where the row goes
+    ck_assert(attn_prefill_takes(&params, row, &limits));
+}
+END_TEST
+
 START_TEST(units_are_new_tokens_and_angles) {
     begin(1);
     rope = (attn_rope){.inv_freq = (const float *)(const void *)memory, .rotary_dim = 64};
@@ -197,6 +224,7 @@ static Suite *suite(void) {
     tcase_add_test(t, tasks_of_a_plan_are_each_query_row_once);
     tcase_add_test(t, records_with_most_keys_come_first);
     tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
+    tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_records);
     tcase_add_test(t, units_are_new_tokens_and_angles);
     tcase_add_test(t, more_rows_than_records_are_refused);
     suite_add_tcase(s, t);
