@@ -9,6 +9,8 @@
 
 #include "tests/load/bench_set.h"
 
+enum { BENCH_MAX_MACHINE = 8 };
+
 typedef struct bench_backend bench_backend; // each backend has its own
 
 typedef struct bench_backend_opts {
@@ -65,11 +67,14 @@ typedef struct bench_backend_ops {
                          const bench_set *const *sets, uint32_t num, bench_ceiling *out,
                          attnd_errinfo *info);
 
+    // machine measures, once a run, what any figure may be held against: at most
+    // BENCH_MAX_MACHINE, into out; returns how many.  The arena's content does not matter.
+    uint32_t (*machine)(bench_backend *b, const bench_arena *arena, bench_ceiling *out);
+
     // peer_name returns who else computes such cases here, NULL when nobody does.  peer times one
-    // call of it over a set's data.  Both may be NULL.
+    // call of it on data of the same shape.  Both may be NULL.
     const char *(*peer_name)(bench_backend *b, const bench_case *c);
-    attnd_err (*peer)(bench_backend *b, const bench_case *c, const bench_set *s, double *us,
-                      attnd_errinfo *info);
+    attnd_err (*peer)(bench_backend *b, const bench_case *c, double *us, attnd_errinfo *info);
     // peer_missing says which peer is not there and how to get it, NULL when none is missing.
     const char *(*peer_missing)(bench_backend *b);
 } bench_backend_ops;

@@ -2,9 +2,7 @@
 //
 // Decode is held against reading the same blocks in the same order, prefill against the multiply-
 // adds of the instruction set in use: of float32, or, for bf16, of its bf16 dot product where that
-// is faster.  The peer of prefill is OpenBLAS (bench_blas.h) on float32 copies of the same data,
-// which are made beforehand.
-#include <math.h>
+// is faster.  The peer is OpenBLAS (bench_peer.h).
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,24 +10,23 @@
 #include <unistd.h>
 
 #include "tests/load/bench_backend.h"
-#include "tests/load/bench_blas.h"
+#include "tests/load/bench_peer.h"
 #include "tests/load/bench_result.h"
 #include "tests/load/bench_team.h"
 
 enum {
     DEFAULT_L3_BYTES = 32 << 20,
-    COMPUTE_MS = 20,     // of a sample of a compute ceiling
-    NUM_PEER_BLOCKS = 3, // block sizes that the peer is tried with
+    COMPUTE_MS = 20, // of a sample of a compute ceiling
+    MACHINE_REPS = 7,
+    MACHINE_READ_BYTES = 128 << 20, // of a sample
+    PEER_CACHES = 2,                // times the last cache: what a peer's data are at least
 };
 
 struct bench_backend {
     attn_cpu *cpu;
     uint32_t threads;
     const bench_ceil_ops *reads, *computes;
-    // The peer's copies of the set that was last used, and its best block.
-    const bench_set *copied;
-    float *copy;
-    bench_blas_case blas;
+    bench_peers peers; // of the group that is measured
 };
 
 // DECODE is a group: all storage types at one length.
@@ -116,7 +113,7 @@ static attnd_err cpu_open(bench_backend **out, const bench_backend_opts *opts,
 
 static void cpu_close(bench_backend *b) {
     attn_cpu_free(b->cpu);
-    free(b->copy);
+    bench_peers_reset(&b->peers);
     free(b);
 }
 
@@ -146,7 +143,7 @@ static attnd_err cpu_place(bench_backend *b, const bench_arena *arena, int64_t *
 static attnd_err cpu_put(bench_backend *b, const bench_arena *arena, attnd_errinfo *info) {
     (void)arena;
     (void)info;
-    b->copied = NULL; // its data are others now
+    bench_peers_reset(&b->peers);
     return ATTND_OK;
 }
 
@@ -222,10 +219,34 @@ static attnd_err cpu_ceiling(bench_backend *b, const bench_case *c, uint32_t way
     return out->value > 0 ? ATTND_OK : attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for runs");
 }
 
+// cpu_machine measures what every figure stands before: reading the arena from end to end, and the
+// multiply-adds.
+static uint32_t cpu_machine(bench_backend *b, const bench_arena *arena, bench_ceiling *out) {
+    double values[MACHINE_REPS];
+    uint64_t bytes = arena->bytes < MACHINE_READ_BYTES ? arena->bytes : MACHINE_READ_BYTES;
+    uint64_t pieces = arena->bytes / bytes;
+    for (uint64_t rep = 0; rep < MACHINE_REPS; rep++) {
+        bench_run run = {arena->base + rep % pieces * bytes, bytes};
+        values[rep] = bench_ceil_read(b->reads, &run, 1, 0, b->threads);
+    }
+    out[0] = (bench_ceiling){.what = "sequential read of the arena", .is_bytes = true};
+    out[0].value = bench_spread_of(values, MACHINE_REPS).median;
+    for (int i = 0; i < MACHINE_REPS; i++) {
+        values[i] = bench_ceil_compute(b->computes, BENCH_CEIL_FMA, b->threads, COMPUTE_MS);
+    }
+    out[1] = (bench_ceiling){.what = "float32 multiply-add"};
+    out[1].value = bench_spread_of(values, MACHINE_REPS).median;
+    for (int i = 0; i < MACHINE_REPS; i++) {
+        values[i] = bench_ceil_compute(b->computes, BENCH_CEIL_DOT, b->threads, COMPUTE_MS);
+    }
+    out[2] = (bench_ceiling){.what = "bf16 dot product into float32"};
+    out[2].value = bench_spread_of(values, MACHINE_REPS).median;
+    return out[2].value > 0 ? 3 : 2;
+}
+
 static const char *cpu_peer_name(bench_backend *b, const bench_case *c) {
     (void)b;
-    bool is_square = c->kind == BENCH_PREFILL && c->batch == 1 && c->kv_len == c->q_len;
-    return is_square && bench_blas_open() ? bench_blas_name() : NULL;
+    return bench_peer_knows(c) ? bench_blas_name() : NULL;
 }
 
 static const char *cpu_peer_missing(bench_backend *b) {
@@ -235,70 +256,8 @@ static const char *cpu_peer_missing(bench_backend *b) {
                                "libopenblas0-pthread)";
 }
 
-// gather makes float32 copies of a set's data, contiguous, as the peer takes them.
-static attnd_err gather(bench_backend *b, const bench_case *c, const bench_set *s,
-                        attnd_errinfo *info) {
-    const attn_shape *shape = &s->params.shape;
-    const attn_row *row = &s->params.rows[0];
-    uint64_t dim = (uint64_t)c->head_dim;
-    uint64_t q_num = (uint64_t)c->q_len * (uint64_t)c->q_heads * dim;
-    uint64_t kv_num = (uint64_t)c->kv_len * (uint64_t)c->kv_heads * dim;
-    free(b->copy);
-    b->copy = malloc((2 * q_num + 2 * kv_num) * sizeof(float));
-    if (!b->copy) {
-        return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for the peer");
-    }
-    float *q = b->copy, *k = q + 2 * q_num, *v = k + kv_num;
-    for (uint64_t i = 0; i < q_num; i++) {
-        q[i] = (float)attnd_load(row->q, c->q_dtype, i);
-    }
-    for (uint64_t i = 0; i < kv_num; i++) {
-        uint64_t head = i / (dim * (uint64_t)c->kv_len);
-        uint64_t key = i / dim % (uint64_t)c->kv_len;
-        const char *block = (const char *)s->params.pool +
-                            row->table[key / (uint64_t)c->block_tokens] * shape->block_stride;
-        uint64_t element =
-            head * (uint64_t)shape->stride_k_head + key % (uint64_t)c->block_tokens * dim + i % dim;
-        k[i] = (float)attnd_load(block + row->k_offset, c->kv_dtype, element);
-        v[i] = (float)attnd_load(block + row->v_offset, c->kv_dtype, element);
-    }
-    b->blas = (bench_blas_case){.q = q,
-                                .k = k,
-                                .v = v,
-                                .out = q + q_num,
-                                .tokens = c->q_len,
-                                .q_heads = c->q_heads,
-                                .kv_heads = c->kv_heads,
-                                .head_dim = c->head_dim};
-    b->copied = s;
-    return ATTND_OK;
-}
-
-// choose_block takes the block size that makes the peer fastest.
-static void choose_block(bench_backend *b) {
-    static const int32_t blocks[NUM_PEER_BLOCKS] = {32, 64, 128};
-    double best = INFINITY;
-    int32_t block = blocks[0];
-    for (int i = 0; i < NUM_PEER_BLOCKS; i++) {
-        b->blas.block = blocks[i];
-        double seconds = bench_blas_prefill(&b->blas, b->threads);
-        block = seconds < best ? blocks[i] : block;
-        best = fmin(best, seconds);
-    }
-    b->blas.block = block;
-}
-
-static attnd_err cpu_peer(bench_backend *b, const bench_case *c, const bench_set *s, double *us,
-                          attnd_errinfo *info) {
-    if (b->copied != s) {
-        attnd_err err = gather(b, c, s, info);
-        if (err != ATTND_OK) {
-            return err;
-        }
-        choose_block(b);
-    }
-    *us = bench_blas_prefill(&b->blas, b->threads) * 1e6;
-    return ATTND_OK;
+static attnd_err cpu_peer(bench_backend *b, const bench_case *c, double *us, attnd_errinfo *info) {
+    return bench_peer_time(&b->peers, c, b->threads, PEER_CACHES * cpu_last_cache(b), us, info);
 }
 
 const bench_backend_ops bench_backend_cpu = {
@@ -318,6 +277,7 @@ const bench_backend_ops bench_backend_cpu = {
     .time = cpu_time,
     .ceilings = cpu_ceilings,
     .ceiling = cpu_ceiling,
+    .machine = cpu_machine,
     .peer_name = cpu_peer_name,
     .peer = cpu_peer,
     .peer_missing = cpu_peer_missing,

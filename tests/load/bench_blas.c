@@ -159,7 +159,30 @@ static void attend(const bench_blas_case *c, int32_t head, int32_t first, float 
     copy_rows(c, q, c->out, NULL, first, count, head);
 }
 
-static void work(void *arg, uint32_t worker) {
+static void decode(void *arg, uint32_t worker) {
+    job *j = arg;
+    const bench_blas_case *c = j->c;
+    int32_t group = c->q_heads / c->kv_heads;
+    int32_t dim = c->head_dim;
+    int32_t width = (int32_t)row_floats(c);
+    float scale = 1.4426950f / sqrtf((float)dim);
+    float *s = (void *)(j->memory + worker * j->bytes);
+    for (int32_t head; (head = atomic_fetch_add(&j->next, 1)) < c->kv_heads;) {
+        const float *q = c->q + (size_t)(head * group) * (size_t)dim;
+        const float *k = c->k + (size_t)head * (size_t)c->tokens * (size_t)dim;
+        const float *v = c->v + (size_t)head * (size_t)c->tokens * (size_t)dim;
+        float *out = c->out + (size_t)(head * group) * (size_t)dim;
+        blas.sgemm(ROW_MAJOR, NO_TRANS, TRANS, group, c->tokens, dim, 1, q, dim, k, dim, 0, s,
+                   width);
+        for (int32_t r = 0; r < group; r++) {
+            bench_blas_softmax(s + (size_t)r * (size_t)width, c->tokens, scale);
+        }
+        blas.sgemm(ROW_MAJOR, NO_TRANS, NO_TRANS, group, dim, c->tokens, 1, s, width, v, dim, 0,
+                   out, dim);
+    }
+}
+
+static void prefill(void *arg, uint32_t worker) {
     job *j = arg;
     const bench_blas_case *c = j->c;
     int32_t blocks = (c->tokens + c->block - 1) / c->block;
@@ -169,8 +192,8 @@ static void work(void *arg, uint32_t worker) {
     }
 }
 
-double bench_blas_prefill(const bench_blas_case *c, uint32_t threads) {
-    size_t rows = (size_t)c->block * (size_t)(c->q_heads / c->kv_heads);
+// run gives each thread room for rows of scores and as many query rows.
+static double run(const bench_blas_case *c, size_t rows, bench_team_fn fn, uint32_t threads) {
     job j = {.c = c};
     j.bytes = (rows * ((size_t)c->head_dim + row_floats(c)) * sizeof(float) + 4095) / 4096 * 4096;
     j.memory = aligned_alloc(4096, threads * j.bytes);
@@ -179,7 +202,15 @@ double bench_blas_prefill(const bench_blas_case *c, uint32_t threads) {
         exit(1);
     }
     memset(j.memory, 0, threads * j.bytes); // resident before the time begins
-    double seconds = bench_team_run(work, &j, threads);
+    double seconds = bench_team_run(fn, &j, threads);
     free(j.memory);
     return seconds;
+}
+
+double bench_blas_prefill(const bench_blas_case *c, uint32_t threads) {
+    return run(c, (size_t)c->block * (size_t)(c->q_heads / c->kv_heads), prefill, threads);
+}
+
+double bench_blas_decode(const bench_blas_case *c, uint32_t threads) {
+    return run(c, (size_t)(c->q_heads / c->kv_heads), decode, threads);
 }

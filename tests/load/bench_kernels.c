@@ -146,12 +146,17 @@ static int execute(const kernels_opts *o, const bench_backend_ops *ops, const ch
         r.peer_missing = ops->peer_missing ? ops->peer_missing(b) : NULL;
         ops->describe(b, r.device, sizeof(r.device));
         printf("attn-bench kernels: %s, %s; cold by %llu MiB (last cache %llu MiB), %llu of %llu "
-               "MiB in huge pages; medians of %u\n",
+               "MiB in huge pages; medians of %u or more\n",
                ops->name, r.device, (unsigned long long)(r.timing.cold_bytes >> 20),
                (unsigned long long)(r.last_cache >> 20), (unsigned long long)(r.arena_huge >> 20),
                (unsigned long long)(arena.bytes >> 20), o->reps);
         if (r.peer_missing) {
             printf("%s\n", r.peer_missing);
+        }
+        r.num_machine = ops->machine(b, &arena, r.machine);
+        for (uint32_t i = 0; i < r.num_machine; i++) {
+            printf("%s: %.1f %s\n", r.machine[i].what, r.machine[i].value,
+                   r.machine[i].is_bytes ? "GB/s" : "GFLOP/s");
         }
         attnd_err err = visit(ops, b, &arena, groups, pattern, &r.timing, &bytes, &info);
         r.seconds = bench_now() - begin;
@@ -183,8 +188,8 @@ int bench_kernels(int argc, char **argv) {
         {"isa", BENCH_OPT_TEXT, &o.kernel, "NAME", "kernels of this instruction set", 0, 0, false},
         {"threads", BENCH_OPT_U32, &o.threads, "N", "default: all processors", 1, BENCH_MAX_THREADS,
          false},
-        {"reps", BENCH_OPT_U32, &o.reps, "N", "medians of so many; default 9", 1, BENCH_MAX_REPS,
-         false},
+        {"reps", BENCH_OPT_U32, &o.reps, "N",
+         "at least; default 9, up to 3 times as many while times spread", 1, BENCH_MAX_REPS, false},
         {"cold-mib", BENCH_OPT_U32, &o.cold_mib, "N",
          "copies of a group's data together; default 3 times the last cache", 1, 1 << 20, false},
         {"json", BENCH_OPT_TEXT, &o.json, "FILE", "write the result there too", 0, 0, false},

@@ -2,9 +2,10 @@
 //
 // The cases of a group are measured in turns, and each beside its ceiling, so that all of them see
 // the same hours of a shared machine: a repetition takes every case's ceiling, then every case,
-// then every peer.  A decode case has so many copies of its data that the group's together exceed
-// the last cache several times, and walks them in turn: what it reads is never cached.  Outputs are
-// compared with float64 before anything is timed.
+// then every peer; while times of a case spread by more than 15%, there are more of them, up to
+// three times as many.  A decode case has so many copies of its data that the group's together
+// exceed the last cache several times, and walks them in turn: what it reads is never cached.
+// Outputs are compared with float64 before anything is timed.
 #ifndef ATTND_LOAD_BENCH_KERNELS_H
 #define ATTND_LOAD_BENCH_KERNELS_H
 
@@ -44,6 +45,8 @@ typedef struct bench_kernels_report {
     bench_timing timing;
     uint64_t last_cache, arena_bytes, arena_huge;
     const char *peer_missing; // NULL = none
+    bench_ceiling machine[BENCH_MAX_MACHINE];
+    uint32_t num_machine;
     const bench_result *results;
     uint32_t num_results;
     const bench_verdict_line *verdicts;

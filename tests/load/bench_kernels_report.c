@@ -132,6 +132,14 @@ cJSON *bench_kernels_json(const bench_kernels_report *r) {
     if (r->peer_missing) {
         cJSON_AddStringToObject(doc, "peer_missing", r->peer_missing);
     }
+    cJSON *machine = cJSON_AddArrayToObject(doc, "machine");
+    for (uint32_t i = 0; i < r->num_machine; i++) {
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddStringToObject(one, "what", r->machine[i].what);
+        cJSON_AddNumberToObject(one, r->machine[i].is_bytes ? "gbs" : "gflops",
+                                r->machine[i].value);
+        cJSON_AddItemToArray(machine, one);
+    }
     cJSON *cases = cJSON_AddArrayToObject(doc, "cases");
     for (uint32_t i = 0; i < r->num_results; i++) {
         cJSON_AddItemToArray(cases, case_json(&r->results[i]));

@@ -57,7 +57,8 @@ double bench_team_run(bench_team_fn fn, void *arg, uint32_t num) {
     double end = members[0].end;
     for (uint32_t i = 1; i < num; i++) {
         pthread_join(members[i].thread, NULL);
-        begin = members[i].begin > begin ? members[i].begin : begin;
+        // The first that sees all there: a late one may find its work done by others.
+        begin = members[i].begin < begin ? members[i].begin : begin;
         end = members[i].end > end ? members[i].end : end;
     }
     free(members);

@@ -195,6 +195,32 @@ START_TEST(the_peer_is_right) {
 }
 END_TEST
 
+START_TEST(the_peer_s_decode_is_right) {
+    if (!bench_blas_open()) {
+        printf("no OpenBLAS: the peer is not tested\n");
+        return;
+    }
+    make("decode f32 4/2 head_dim 16 block 37 kv_len 37");
+    static float out[4 * 16];
+    static double want[4 * 16];
+    const float *k = set.params.pool;
+    bench_blas_case c = {.q = set.params.rows[0].q,
+                         .k = k,
+                         .v = k + 2 * 37 * 16,
+                         .out = out,
+                         .tokens = 37,
+                         .q_heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 16};
+    ATTND_CK_OK(attn_reference(&set.params, want, NULL));
+    bench_blas_decode(&c, 2);
+    for (int i = 0; i < 4 * 16; i++) {
+        ck_assert_double_eq_tol((double)out[i], want[i], 1e-5);
+    }
+    unmake();
+}
+END_TEST
+
 START_TEST(a_ceiling_is_found_by_name) {
     ck_assert_str_eq(bench_ceil_find("scalar")->isa, "scalar");
     ck_assert_ptr_null(bench_ceil_find("abacus"));
@@ -241,6 +267,7 @@ static Suite *suite(void) {
     c = tcase_create("peers and ceilings");
     tcase_add_test(c, a_softmax_is_that_of_float64);
     tcase_add_test(c, the_peer_is_right);
+    tcase_add_test(c, the_peer_s_decode_is_right);
     tcase_add_test(c, a_ceiling_is_found_by_name);
     tcase_add_test(c, a_read_leaves_nothing_out);
     suite_add_tcase(s, c);
