@@ -22,8 +22,10 @@
 // in a line.  ATTND_ECONN: no connection, or it was lost: every later call says so too, until
 // attnd_reconnect.  ATTND_ETIMEDOUT: no reply within timeout_ms (of a step, decode or prefill:
 // timeout_ms + deadline_ms).  After either, the outcome of a state-changing call is unknown.
-// ATTND_EPROTO: the reply is malformed; nothing of it was used.  When the daemon's end of a ring
-// makes no sense, the connection is lost, and every call says ATTND_EPROTO.
+// (tried again, a commit goes under the same request id until it has an answer: ATTND_OK says that
+// it counts once, ATTND_ESTALE that the step was aborted with the daemon, and nothing of it
+// counts). ATTND_EPROTO: the reply is malformed; nothing of it was used.  When the daemon's end of
+// a ring makes no sense, the connection is lost, and every call says ATTND_EPROTO.
 //
 // A call takes one of 64 slots (fewer when the daemon allows fewer requests in flight); when all
 // are taken it waits for one within its timeout.  So does a call that changes state when 63 younger
@@ -78,11 +80,12 @@ attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect
 void attnd_close(attnd_client *c);
 
 // attnd_reconnect connects again after a loss, which it waits for up to timeout_ms, and offers the
-// session and its secret.  ATTND_OK: the session is attached again with all that was committed, or
-// nothing was lost.  ATTND_ESTALE: there is a new session, and the models, sequences, steps and
-// buffers of the old one are lost; their handles must not be used any more, since the daemon may
-// have given the same ones out again.  So let the threads of a client stop before one of them
-// reconnects.  (A daemon that was restarted always answers so.)  Other errors: still no connection.
+// session and its secret.  ATTND_OK: nothing was lost, or a daemon that was restarted has attached
+// the session again: models (opened again by this call) and sequences are as they were committed,
+// steps that were open are aborted, and buffers have to be made anew.  ATTND_ESTALE: there is a new
+// session, and the models, sequences, steps and buffers of the old one are lost; their handles must
+// not be used any more, since the daemon may have given the same ones out again.  So let the
+// threads of a client stop before one of them reconnects.  Other errors: still no connection.
 attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info);
 
 // attnd_get_limits is valid until attnd_reconnect.  attnd_get_transport never returns AUTO.

@@ -13,7 +13,14 @@ typedef struct client_model {
     uint32_t model;
     uint32_t q_heads, kv_heads, head_dim, v_head_dim;
     attnd_dtype dtype;
+    char *json; // of model_open, to open it again; owned (free)
 } client_model;
+
+// client_unsure is a commit of which the answer did not come: tried again, it goes under the same
+// request id, so that the daemon says whether it was made.
+typedef struct client_unsure {
+    uint64_t step, request;
+} client_unsure;
 
 // client_async is an attend that was started: client_async.c.
 typedef struct client_async {
@@ -40,6 +47,8 @@ struct attnd_client {
     uint64_t session;
     uint8_t secret[16];
     client_model *models; // owned; a model that was opened twice is in it twice
+    client_unsure unsure[CLIENT_MAX_SLOTS];
+    uint32_t next_unsure;
     client_async asyncs[CLIENT_MAX_SLOTS];
     client_async *idle_asyncs, *started; // started: oldest first
 };
@@ -49,6 +58,15 @@ attnd_err client_model_get(attnd_client *c, uint32_t model, client_model *out, a
 
 // client_models_free forgets all models.  Lock held, or nobody else there.
 void client_models_free(attnd_client *c);
+
+// client_models_again opens all models again, after a re-attach.  ATTND_ESTALE when one has become
+// another.
+attnd_err client_models_again(attnd_client *c, attnd_errinfo *info);
+
+// client_unsure_of returns the request id of a commit of the step that had no answer, 0 for none.
+// client_unsure_set says that it had none, or (err an answer) that it has one.
+uint64_t client_unsure_of(attnd_client *c, uint64_t step);
+void client_unsure_set(attnd_client *c, uint64_t step, uint64_t request, attnd_err err);
 
 // client_get_limits copies them.
 attnd_limits client_get_limits(attnd_client *c);

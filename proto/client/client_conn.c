@@ -74,6 +74,19 @@ void client_conn_limit(client_conn *conn, uint32_t num_slots) {
     pthread_mutex_unlock(&conn->lock);
 }
 
+void client_conn_ids(client_conn *conn, uint64_t last) {
+    pthread_mutex_lock(&conn->lock);
+    conn->once_id = last > conn->once_id ? last : conn->once_id;
+    pthread_mutex_unlock(&conn->lock);
+}
+
+uint64_t client_conn_last_id(client_conn *conn) {
+    pthread_mutex_lock(&conn->lock);
+    uint64_t last = conn->once_id;
+    pthread_mutex_unlock(&conn->lock);
+    return last;
+}
+
 attnd_err client_conn_lost(const client_conn *conn, attnd_errinfo *info) {
     return attnd_fail(info, conn->lost, "",
                       conn->lost == ATTND_EPROTO ? "the daemon's end of the ring makes no sense"
@@ -200,10 +213,15 @@ static void set_ids(client_conn *conn, proto_op op, client_slot *s, client_msg *
     if (is_once(op)) {
         s->once_id = conn->once_id + 1;
         if (how && how->second_id) {
-            uint64_t second = ++conn->once_id;
+            uint64_t second = how->second_again_id ? how->second_again_id : ++conn->once_id;
             memcpy(m->data + how->second_id, &second, sizeof(second));
+            if (how->second_request_id) {
+                *how->second_request_id = second;
+            }
+            s->once_id = second < s->once_id ? second : s->once_id;
         }
-        s->id = ++conn->once_id;
+        s->id = how && how->again_id ? how->again_id : ++conn->once_id;
+        s->once_id = s->id < s->once_id ? s->id : s->once_id;
     } else {
         s->once_id = 0;
         s->id = ++conn->other_id;

@@ -57,6 +57,10 @@ typedef struct client_ring_opts {
 attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
                            attnd_errinfo *info);
 
+// client_conn_ids makes the ids of ops that are done once go on behind `last`.
+void client_conn_ids(client_conn *conn, uint64_t last);
+uint64_t client_conn_last_id(client_conn *conn);
+
 void client_conn_close(client_conn *conn); // accepts NULL
 client_conn *client_conn_hold(client_conn *conn);
 void client_conn_rele(client_conn *conn);
@@ -78,6 +82,9 @@ typedef struct client_start_opts {
     uint32_t second_id;   // offset in the message where a second id goes (of a commit that a step
                           // carries), 0 = none
     uint64_t *request_id; // gets the id before the request is sent; may be NULL
+    uint64_t again_id;    // goes under this id, which it had before, instead of a new one; 0 = new
+    uint64_t second_again_id; // likewise of the second one
+    uint64_t *second_request_id;
 } client_start_opts;
 
 // client_conn_start writes the header of request *m and sends it; *m is none then, also after an

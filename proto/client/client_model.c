@@ -24,6 +24,7 @@ void client_models_free(attnd_client *c) {
     while (c->models) {
         client_model *m = c->models;
         c->models = m->next;
+        free(m->json);
         free(m);
     }
 }
@@ -181,18 +182,21 @@ attnd_err attnd_model_open(attnd_client *c, const attnd_model_opts *opts, uint32
     }
     char *text = model_text(opts);
     client_model *m = malloc(sizeof(*m));
-    if (!text || !m) {
+    char *json = text ? strdup(text) : NULL;
+    if (!json || !m) {
         err = attnd_fail(info, ATTND_ENOMEM, "", "no memory for a model");
     } else {
         *m = (client_model){.q_heads = opts->q_heads,
                             .kv_heads = opts->kv_heads,
                             .head_dim = opts->head_dim,
                             .v_head_dim = opts->v_head_dim ? opts->v_head_dim : opts->head_dim,
-                            .dtype = opts->dtype};
+                            .dtype = opts->dtype,
+                            .json = json};
         err = open_model(c, text, &m->model, info);
     }
     cJSON_free(text);
     if (err) {
+        free(json);
         free(m);
         return err;
     }
@@ -201,6 +205,20 @@ attnd_err attnd_model_open(attnd_client *c, const attnd_model_opts *opts, uint32
     m->next = c->models;
     c->models = m;
     pthread_mutex_unlock(&c->lock);
+    return ATTND_OK;
+}
+
+attnd_err client_models_again(attnd_client *c, attnd_errinfo *info) {
+    for (client_model *m = c->models; m; m = m->next) {
+        uint32_t model = UINT32_MAX;
+        attnd_err err = open_model(c, m->json, &model, info);
+        if (err == ATTND_EEXIST || (!err && model != m->model)) {
+            return attnd_fail(info, ATTND_ESTALE, "model", "model %u has become another", m->model);
+        }
+        if (err) {
+            return err;
+        }
+    }
     return ATTND_OK;
 }
 
@@ -220,6 +238,9 @@ attnd_err attnd_model_close(attnd_client *c, uint32_t model, attnd_errinfo *info
         *at = gone->next;
     }
     pthread_mutex_unlock(&c->lock);
+    if (gone) {
+        free(gone->json);
+    }
     free(gone);
     return ATTND_OK;
 }

@@ -142,6 +142,17 @@ static attnd_err begin_async(client_conn *base, client_slot *s, uint64_t deadlin
     return begin_receive(base, s, n->async_aio, deadline_ms, info);
 }
 
+// fail_request: a request may hear of a lost connection before removed_cb does.
+static attnd_err fail_request(client_conn *base, int rv, const char *what, attnd_errinfo *info) {
+    attnd_err err = nng_fail(rv, what, info);
+    if (err == ATTND_ECONN) {
+        pthread_mutex_lock(&base->lock);
+        client_conn_lose(base, ATTND_ECONN);
+        pthread_mutex_unlock(&base->lock);
+    }
+    return err;
+}
+
 static attnd_err send_msg(client_conn *base, client_slot *s, client_msg *m, uint64_t deadline_ms,
                           attnd_errinfo *info) {
     nng_slot *n = &nng_of(base)->slots[s->idx];
@@ -153,7 +164,7 @@ static attnd_err send_msg(client_conn *base, client_slot *s, client_msg *m, uint
     int rv = nng_aio_result(n->aio);
     if (rv) {
         client_msg_free(m); // not sent, so it is still ours
-        return nng_fail(rv, "request", info);
+        return fail_request(base, rv, "request", info);
     }
     *m = (client_msg){0};
     client_conn_rele(base); // the message's reference
@@ -178,7 +189,7 @@ static attnd_err wait_reply(client_conn *base, client_slot *s, uint64_t deadline
     nng_aio_wait(aio);
     int rv = nng_aio_result(aio);
     if (rv) {
-        return nng_fail(rv, "reply", info);
+        return fail_request(base, rv, "reply", info);
     }
     nng_msg *msg = nng_aio_get_msg(aio);
     *m = (client_msg){nng_msg_body(msg), nng_msg_len(msg), client_conn_hold(base), msg};

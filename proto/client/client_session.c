@@ -27,6 +27,7 @@ typedef struct greeting {
     attnd_limits limits;
     uint64_t session;
     uint8_t secret[16];
+    uint64_t last_request;          // that the session has used, of those that are done once
     char attach_socket[PATH_BYTES]; // "" = none
 } greeting;
 
@@ -73,6 +74,7 @@ static attnd_err read_greeting(const char *text, greeting *out, attnd_errinfo *i
     read_limits(&o, &out->limits);
     proto_obj_id(&o, "session", &out->session);
     proto_obj_hex(&o, "secret", out->secret, sizeof(out->secret));
+    proto_obj_id(&o, "last_request", &out->last_request);
     if (!proto_obj_null(&o, "attach_socket")) {
         proto_obj_text(&o, "attach_socket", out->attach_socket, sizeof(out->attach_socket));
     }
@@ -157,7 +159,7 @@ static bool is_answer(attnd_err err) {
 // connect_named asks over NNG for the attach socket, and moves there.
 static attnd_err connect_named(const attnd_client *c, uint64_t session, const uint8_t *secret,
                                link_made *l, attnd_errinfo *info) {
-    bool must = c->transport == ATTND_TRANSPORT_RING;
+    bool must = c->transport == ATTND_TRANSPORT_RING || (session && c->now == ATTND_TRANSPORT_RING);
     attnd_err err = nng_link(c, must ? 0 : session, secret, l, info);
     if (err || (!must && (session || !l->greeting.attach_socket[0]))) {
         return err;
@@ -180,7 +182,8 @@ static attnd_err make_link(const attnd_client *c, uint64_t session, const uint8_
     char path[PATH_BYTES];
     bool local = strncmp(c->url, ipc, sizeof(ipc) - 1) == 0;
     *l = (link_made){0};
-    if (c->transport == ATTND_TRANSPORT_NNG || (!local && c->transport == ATTND_TRANSPORT_AUTO)) {
+    if (c->transport == ATTND_TRANSPORT_NNG || (!local && c->transport == ATTND_TRANSPORT_AUTO) ||
+        (session && c->now == ATTND_TRANSPORT_NNG)) {
         return nng_link(c, session, secret, l, info);
     }
     if (!local) {
@@ -198,7 +201,10 @@ static attnd_err make_link(const attnd_client *c, uint64_t session, const uint8_
 // adopt makes a link the client's; returns the connection before.  Lock held, or nobody else there.
 static client_conn *adopt(attnd_client *c, const link_made *l) {
     client_conn *old = c->conn;
+    bool same = old && c->session == l->greeting.session;
     client_conn_limit(l->conn, l->greeting.limits.in_flight);
+    client_conn_ids(l->conn, l->greeting.last_request);
+    client_conn_ids(l->conn, same ? client_conn_last_id(old) : 0);
     c->conn = l->conn;
     c->now = l->transport;
     c->limits = l->greeting.limits;
@@ -281,12 +287,18 @@ static void sleep_ms(long ms) {
     nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
+// may_come says whether another try may help: the daemon starts, stops, or has not noticed yet that
+// the connection was lost.
+static bool may_come(attnd_err err) {
+    return err == ATTND_ECONN || err == ATTND_ESHUTDOWN || err == ATTND_EBUSY;
+}
+
 // link_again tries until the daemon is there or the client's timeout has passed.
 static attnd_err link_again(attnd_client *c, uint64_t session, const uint8_t *secret, link_made *l,
                             attnd_errinfo *info) {
     uint64_t until = attnd_clock_ms() + (uint64_t)c->timeout_ms;
     attnd_err err;
-    while ((err = make_link(c, session, secret, l, info)) == ATTND_ECONN &&
+    while ((err = make_link(c, session, secret, l, info)) && may_come(err) &&
            attnd_clock_ms() < until) {
         sleep_ms(RETRY_MS);
     }
@@ -308,11 +320,17 @@ attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
     if (!again && !err) {
         pthread_mutex_lock(&c->lock);
         client_conn *old = adopt(c, &l);
-        if (fresh) {
-            client_models_free(c);
-        }
         pthread_mutex_unlock(&c->lock);
         client_conn_close(old);
+        if (!fresh) {
+            err = client_models_again(c, info);
+        }
+        if (fresh || err == ATTND_ESTALE) {
+            pthread_mutex_lock(&c->lock);
+            client_models_free(c);
+            memset(c->unsure, 0, sizeof(c->unsure));
+            pthread_mutex_unlock(&c->lock);
+        }
     }
     pthread_mutex_unlock(&c->reconnect_lock);
     return err || !fresh

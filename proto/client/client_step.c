@@ -95,6 +95,35 @@ static attnd_err read_step(proto_view msg, attnd_step_seq *seqs, uint32_t num_se
     return ATTND_OK;
 }
 
+static bool is_unsure(attnd_err err) {
+    return err == ATTND_ECONN || err == ATTND_ETIMEDOUT || err == ATTND_EPROTO;
+}
+
+uint64_t client_unsure_of(attnd_client *c, uint64_t step) {
+    uint64_t request = 0;
+    pthread_mutex_lock(&c->lock);
+    for (int i = 0; i < CLIENT_MAX_SLOTS; i++) {
+        request = c->unsure[i].step == step && step ? c->unsure[i].request : request;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return request;
+}
+
+// At most CLIENT_MAX_SLOTS requests are in flight, so an entry that is overwritten is of a commit
+// that nobody tried again while as many others were lost.
+void client_unsure_set(attnd_client *c, uint64_t step, uint64_t request, attnd_err err) {
+    pthread_mutex_lock(&c->lock);
+    for (int i = 0; i < CLIENT_MAX_SLOTS; i++) {
+        if (c->unsure[i].step == step) {
+            c->unsure[i] = (client_unsure){0};
+        }
+    }
+    if (is_unsure(err) && request) {
+        c->unsure[c->next_unsure++ % CLIENT_MAX_SLOTS] = (client_unsure){step, request};
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
 static attnd_err check_commit(attnd_client *c, const attnd_step_opts *o, attnd_errinfo *info) {
     return o->commit_step ? check_num(c, "num_commit", o->num_commit, info) : ATTND_OK;
 }
@@ -112,12 +141,18 @@ attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs,
         (err = client_request(c, lay_out_step(NULL, body, seqs, o), room, &m, info))) {
         return err;
     }
+    uint64_t commit_request = 0;
     if (o->commit_step) {
         how.second_id = PROTO_BODY + offsetof(proto_step, commit_request);
+        how.second_again_id = client_unsure_of(c, o->commit_step);
+        how.second_request_id = &commit_request;
     }
     lay_out_step(m.data, body, seqs, o);
     if (!(err = client_call(c, PROTO_STEP, &m, body.deadline_ms, &how, info))) {
         err = read_step(client_msg_view(&m), seqs, num_seqs, step, info);
+    }
+    if (o->commit_step) {
+        client_unsure_set(c, o->commit_step, commit_request, err);
     }
     client_msg_free(&m);
     return err;
@@ -158,10 +193,13 @@ attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *
     if (err || (err = client_request(c, lay_out_commit(NULL, &body, accept), room, &m, info))) {
         return err;
     }
+    uint64_t request = 0;
+    client_start_opts how = {.again_id = client_unsure_of(c, step), .request_id = &request};
     lay_out_commit(m.data, &body, accept);
-    if (!(err = client_call(c, PROTO_COMMIT, &m, 0, NULL, info))) {
+    if (!(err = client_call(c, PROTO_COMMIT, &m, 0, &how, info))) {
         err = read_lens(client_msg_view(&m), num_seqs, lens, info);
     }
+    client_unsure_set(c, step, request, err);
     client_msg_free(&m);
     return err;
 }
