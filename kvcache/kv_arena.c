@@ -9,10 +9,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/memfd.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 enum { HUGE_PAGE_BYTES = 2 << 20 };
@@ -71,6 +74,15 @@ static bool transparent_pages_allowed(void) {
            strstr(line, "[force]");
 }
 
+static kv_pages pages_of(const kv_arena *arena) {
+    struct statfs fs;
+    if (fstatfs(arena->fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC) {
+        return KV_PAGES_HUGE;
+    }
+    bool asked = madvise(arena->base, arena->bytes, MADV_HUGEPAGE) == 0;
+    return asked && transparent_pages_allowed() ? KV_PAGES_TRANSPARENT_HUGE : KV_PAGES_SMALL;
+}
+
 attnd_err kv_arena_open_host(kv_arena *arena, uint64_t bytes, attnd_errinfo *info) {
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - HUGE_PAGE_BYTES) {
         return attnd_fail(info, ATTND_EINVAL, "bytes", "an arena of %llu bytes",
@@ -87,9 +99,32 @@ attnd_err kv_arena_open_host(kv_arena *arena, uint64_t bytes, attnd_errinfo *inf
         return attnd_fail(info, ATTND_ENOMEM, "bytes", "%s of an arena of %llu bytes: %s", what,
                           (unsigned long long)bytes, strerror(err));
     }
-    if (madvise(arena->base, bytes, MADV_HUGEPAGE) == 0 && transparent_pages_allowed()) {
-        arena->pages = KV_PAGES_TRANSPARENT_HUGE;
+    arena->pages = pages_of(arena);
+    return ATTND_OK;
+}
+
+attnd_err kv_arena_adopt_host(kv_arena *arena, int fd, uint64_t bytes, attnd_errinfo *info) {
+    struct stat st;
+    bytes = (bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        return attnd_fail(info, ATTND_EINVAL, "bytes", "the descriptor is no memory file");
     }
+    if ((uint64_t)st.st_size != bytes) {
+        return attnd_fail(info, ATTND_EINVAL, "bytes", "it has %lld bytes, not %llu",
+                          (long long)st.st_size, (unsigned long long)bytes);
+    }
+    int seals = fcntl(fd, F_GET_SEALS, 0);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
+        return attnd_fail(info, ATTND_EINVAL, "bytes", "it is not sealed against shrinking");
+    }
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        return attnd_fail(info, errno == ENOMEM ? ATTND_ENOMEM : ATTND_EINVAL, "bytes",
+                          "mmap of an arena of %llu bytes: %s", (unsigned long long)bytes,
+                          strerror(errno));
+    }
+    *arena = (kv_arena){.base = base, .bytes = bytes, .fd = fd, .ops = &kv_arena_host_ops};
+    arena->pages = pages_of(arena);
     return ATTND_OK;
 }
 

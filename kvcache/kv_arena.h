@@ -45,6 +45,12 @@ extern const kv_arena_ops kv_arena_host_ops;
 // and takes small ones last: arena->pages says which.  ATTND_ENOMEM.  kv_arena_close_host gives it
 // back.
 attnd_err kv_arena_open_host(kv_arena *arena, uint64_t bytes, attnd_errinfo *info);
+
+// kv_arena_adopt_host maps an arena that another process has made with the same bytes, and owns fd
+// on success.  ATTND_EINVAL: it has another size, or is not sealed, so that it could shrink under
+// us.  ATTND_ENOMEM.
+attnd_err kv_arena_adopt_host(kv_arena *arena, int fd, uint64_t bytes, attnd_errinfo *info);
+
 void kv_arena_close_host(kv_arena *arena);
 
 #endif

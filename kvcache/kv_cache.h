@@ -149,6 +149,8 @@ typedef struct kv_session_info {
     uint8_t secret[KV_SECRET_BYTES];
     uint64_t highest; // request id seen
 } kv_session_info;
+// kv_session_highest returns the highest request id that a session has used, 0 for none.
+uint64_t kv_session_highest(const kv_cache *kv, uint64_t session);
 // kv_session_next walks the sessions (*cursor starts at 0; false at the end).
 bool kv_session_next(const kv_cache *kv, uint32_t *cursor, kv_session_info *out);
 

@@ -64,6 +64,11 @@ attnd_err kv_session_close(kv_cache *kv, uint64_t session, uint64_t now_ms) {
     return ATTND_OK;
 }
 
+uint64_t kv_session_highest(const kv_cache *kv, uint64_t session) {
+    uint32_t idx = kv_session_find(kv, session);
+    return idx == KV_NONE ? 0 : kv->sessions[idx].highest;
+}
+
 bool kv_session_next(const kv_cache *kv, uint32_t *cursor, kv_session_info *out) {
     for (uint32_t i = *cursor; i < kv->lists->sessions.used; i++) {
         const kv_led_session *s = &kv->sessions[i];

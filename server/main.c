@@ -1,7 +1,8 @@
-// attnd, the daemon: command line, configuration, and then srv_server.
+// attnd: command line, configuration, and then the keeper, or in its child the server.
 #include <stdio.h>
 
 #include "server/srv_args.h"
+#include "server/srv_keeper.h"
 #include "server/srv_log.h"
 #include "server/srv_server.h"
 
@@ -46,5 +47,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     srv_log_init();
+    if (!args.no_keeper) {
+        return srv_keeper_run(argc, argv);
+    }
     return srv_server_run(&args, &conf, &info) ? fail(&info, "", 1) : 0;
 }

@@ -10,6 +10,7 @@ const char *srv_args_usage(void) {
            "  --device DEVICE    cpu or cuda:N; over compute.device\n"
            "  --config FILE      INI file, see deploy/attnd.conf\n"
            "  --set KEY=VALUE    one key of the file, such as cache.memory=4GiB; over the file\n"
+           "  --no-keeper        serve in this process: the cache then does not outlive it\n"
            "  --check-config     read file and flags, say all that is wrong, and exit\n"
            "  --dump-config      write the configuration as a file, and exit\n"
            "  --help, --version\n";
@@ -41,15 +42,11 @@ static attnd_err add_set(srv_args *args, const char *set, attnd_errinfo *info) {
 
 attnd_err srv_args_parse(srv_args *args, int argc, char **argv, attnd_errinfo *info) {
     static const struct option options[] = {
-        {"listen", required_argument, NULL, 'l'},
-        {"config", required_argument, NULL, 'c'},
-        {"set", required_argument, NULL, 's'},
-        {"device", required_argument, NULL, 'g'},
-        {"check-config", no_argument, NULL, 'k'},
-        {"dump-config", no_argument, NULL, 'd'},
-        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},
-        {NULL, 0, NULL, 0},
+        {"listen", required_argument, NULL, 'l'}, {"config", required_argument, NULL, 'c'},
+        {"set", required_argument, NULL, 's'},    {"device", required_argument, NULL, 'g'},
+        {"check-config", no_argument, NULL, 'k'}, {"dump-config", no_argument, NULL, 'd'},
+        {"help", no_argument, NULL, 'h'},         {"version", no_argument, NULL, 'v'},
+        {"no-keeper", no_argument, NULL, 'n'},    {NULL, 0, NULL, 0},
     };
     memset(args, 0, sizeof(*args));
     attnd_err err = ATTND_OK;
@@ -68,6 +65,9 @@ attnd_err srv_args_parse(srv_args *args, int argc, char **argv, attnd_errinfo *i
             break;
         case 's':
             err = add_set(args, optarg, info);
+            break;
+        case 'n':
+            args->no_keeper = true;
             break;
         case 'k':
             args->mode = SRV_ARGS_CHECK_CONFIG;

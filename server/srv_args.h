@@ -16,6 +16,7 @@ typedef enum srv_args_mode {
 
 typedef struct srv_args {
     srv_args_mode mode;
+    bool no_keeper;
     const char *config;                  // path, NULL = no file
     char listen[SRV_CONF_TEXT_BYTES];    // all --listen, "" = none
     const char *device;                  // borrowed from argv, NULL = not given

@@ -37,6 +37,10 @@ const srv_conf_key srv_conf_keys[] = {
      "How long SIGTERM waits for running work before it is aborted.  Its replies then have 2 s to "
      "be "
      "read; should anything still hang 5 s later, the process ends with exit status 3."},
+    {"server", "reattach_timeout", SRV_CONF_TIME, CONF(reattach_timeout_ms), "30s", 0, DAY_MS, NULL,
+     false,
+     "How long after a restart the sessions of the run before wait for their clients to come back "
+     "with their secrets; then they are closed, and what is not kept is freed."},
 
     {"cache", "memory", SRV_CONF_SIZE, CONF(memory_bytes), "1GiB", MIB, 64ull << 40, NULL, false,
      "Size of the arena that KV blocks lie in: at least one slab, and a slab for each size of "

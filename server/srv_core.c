@@ -4,10 +4,10 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "proto/clock.h"
 #include "proto/log.h"
+#include "server/srv_resume.h"
 
 // A session outlives its connection while something of it runs, so there are more sessions than
 // connections.  The administration socket has its own few connections.
@@ -15,7 +15,7 @@ static uint32_t max_sessions(const srv_conf *conf) {
     return 2 * ((uint32_t)(conf->connections + conf->rings) + SRV_ADMIN_CONNECTIONS);
 }
 
-static attnd_err make_cache(srv_core *core, attnd_errinfo *info) {
+static attnd_err make_cache(srv_core *core, int ledger_fd, attnd_errinfo *info) {
     const srv_conf *conf = &core->conf;
     kv_opts opts = {
         .slab_bytes = conf->slab_bytes,
@@ -28,7 +28,7 @@ static attnd_err make_cache(srv_core *core, attnd_errinfo *info) {
         .max_steps = (uint32_t)conf->steps,
         .max_step_seqs = (uint32_t)conf->step_seqs,
     };
-    return kv_create(&core->kv, core->arena, &opts, info);
+    return srv_resume_cache(&core->kv, core->arena, &opts, ledger_fd, info);
 }
 
 static attnd_err make_sessions(srv_core *core) {
@@ -37,7 +37,8 @@ static attnd_err make_sessions(srv_core *core) {
     core->session_pool = calloc(num, sizeof(*core->session_pool));
     core->session_model_uses = calloc(num * models, sizeof(*core->session_model_uses));
     core->rows = calloc(core->conf.step_seqs, sizeof(*core->rows));
-    if (!core->session_pool || !core->session_model_uses || !core->rows) {
+    core->models_held = calloc(models, sizeof(*core->models_held));
+    if (!core->models_held || !core->session_pool || !core->session_model_uses || !core->rows) {
         return ATTND_ENOMEM;
     }
     for (uint32_t i = 0; i < num; i++) {
@@ -47,20 +48,17 @@ static attnd_err make_sessions(srv_core *core) {
     return ATTND_OK;
 }
 
-attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *arena,
+attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *arena, int ledger_fd,
                         const srv_core_hooks *hooks, attnd_errinfo *info) {
     memset(core, 0, sizeof(*core));
     core->conf = *conf;
     core->arena = arena;
     core->hooks = hooks;
     core->started_ms = attnd_clock_ms();
-    if (getrandom(&core->session_salt, sizeof(core->session_salt), 0) !=
-        (ssize_t)sizeof(core->session_salt)) {
-        return attnd_fail(info, ATTND_EIO, "", "no random bytes for the sessions' salt");
-    }
+    core->models_until_ms = UINT64_MAX;
     list_init(&core->sessions);
     list_init(&core->free_sessions);
-    attnd_err err = make_cache(core, info);
+    attnd_err err = make_cache(core, ledger_fd, info);
     if (err) {
         return err;
     }
@@ -112,6 +110,7 @@ void srv_core_fini(srv_core *core) {
     free(core->session_pool);
     free(core->session_model_uses);
     free(core->rows);
+    free(core->models_held);
     memset(core, 0, sizeof(*core));
 }
 
@@ -136,6 +135,7 @@ uint64_t srv_core_expire(srv_core *core, uint64_t now_ms) {
     uint64_t next = sched_expire(core->sched, now_ms);
     next = earlier(next, sched_wait_expire(core->wait, now_ms));
     next = earlier(next, srv_steps_expire(core, now_ms));
+    next = earlier(next, srv_resume_expire(core, now_ms));
     uint64_t kept = kv_expire(core->kv, now_ms);
     srv_core_freed(core);
     return earlier(next, kept);

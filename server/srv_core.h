@@ -48,9 +48,10 @@ struct srv_core {
     srv_session *session_pool;
     uint16_t *session_model_uses;
     uint32_t num_sessions;
-    uint64_t session_salt; // random, of this run
 
     srv_models models;
+    bool *models_held;        // [conf.max_models], for sessions of the run before (srv_resume.c)
+    uint64_t models_until_ms; // UINT64_MAX = none is held
     srv_steps steps;
     attn_row *rows; // [conf.step_seqs], to check a request with
 
@@ -60,11 +61,11 @@ struct srv_core {
     uint64_t started_ms;
 };
 
-// srv_core_init makes the pools and the cache.  conf is copied, arena and hooks are borrowed.  The
-// scheduler is made afterwards by srv_core_set_backend, since its backend, which is borrowed, needs
-// the cache.
+// srv_core_init makes the pools and the cache, or goes on with that of ledger_fd (-1 = none), which
+// it owns.  conf is copied, arena and hooks are borrowed.  The scheduler is made afterwards by
+// srv_core_set_backend, since its backend, which is borrowed, needs the cache.
 // ATTND_ENOMEM, ATTND_EINVAL.  srv_core_fini accepts a half-made core.
-attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *arena,
+attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *arena, int ledger_fd,
                         const srv_core_hooks *hooks, attnd_errinfo *info);
 attnd_err srv_core_set_backend(srv_core *core, srv_backend *backend, attnd_errinfo *info);
 void srv_core_fini(srv_core *core);

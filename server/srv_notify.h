@@ -1,8 +1,11 @@
-// srv_notify tells systemd how the daemon is.  Without libsystemd at build time, or outside
-// systemd, every call does nothing.  Loop thread only.
+// srv_notify tells the supervisor how the daemon is, and gives it descriptors to keep for the next
+// run, by systemd's protocol (sd_notify(3)): datagrams to the socket that NOTIFY_SOCKET names.  The
+// supervisor is systemd or the keeper (srv_keeper.h).  Without one every call does nothing.  Loop
+// thread only.
 #ifndef ATTND_SERVER_SRV_NOTIFY_H
 #define ATTND_SERVER_SRV_NOTIFY_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 void srv_notify_ready(const char *status);
@@ -10,7 +13,16 @@ void srv_notify_status(const char *status);
 void srv_notify_stopping(const char *status);
 void srv_notify_alive(void);
 
-// srv_notify_watchdog_ms returns how often systemd wants srv_notify_alive at the latest, 0 = not.
+// srv_notify_store has a descriptor kept under a name, in the place of one of that name;
+// srv_notify_forget has it closed.
+void srv_notify_store(const char *name, int fd);
+void srv_notify_forget(const char *name);
+
+// srv_notify_watchdog_ms returns how often srv_notify_alive is wanted at the latest, 0 = not.
 uint64_t srv_notify_watchdog_ms(void);
+
+// srv_notify_send sends a datagram, with a descriptor when fd >= 0, to a notify socket: a path, or
+// '@' and an abstract name.
+void srv_notify_send(const char *socket_name, const char *text, size_t bytes, int fd);
 
 #endif

@@ -70,20 +70,8 @@ static attnd_err find_tenant(const srv_core *core, const srv_conn *conn, const c
     return attnd_fail(info, ATTND_EPERM, "tenant", "not a tenant that this user may be");
 }
 
-// reattach: while the daemon lives, a session ends with its connection, so there is none to attach
-// to but one that is in use.
-static attnd_err reattach(srv_core *core, const hello *h, attnd_errinfo *info) {
-    const srv_session *s = srv_session_find(core, h->session);
-    if (!s) {
-        return attnd_fail(info, ATTND_ESTALE, "session", "the session is gone");
-    }
-    if (!srv_session_has_secret(s, h->secret)) {
-        return attnd_fail(info, ATTND_EPERM, "secret", "not the session's secret");
-    }
-    return attnd_fail(info, ATTND_EBUSY, "session", "the session has another connection");
-}
-
 static cJSON *describe_session(const srv_core *core, const srv_conn *conn) {
+    uint64_t last_request = kv_session_highest(core->kv, conn->session->id);
     const srv_session *s = conn->session;
     cJSON *doc = cJSON_CreateObject();
     cJSON *limits = cJSON_AddObjectToObject(doc, "limits");
@@ -92,7 +80,8 @@ static cJSON *describe_session(const srv_core *core, const srv_conn *conn) {
     proto_json_add_id(doc, "session", s->name);
     proto_json_add_hex(doc, "secret", s->secret, sizeof(s->secret));
     cJSON_AddStringToObject(doc, "tenant", core->conf.tenants[s->tenant_idx].name);
-    cJSON_AddFalseToObject(doc, "reattached");
+    cJSON_AddBoolToObject(doc, "reattached", s->reattached);
+    proto_json_add_id(doc, "last_request", last_request);
     if (core->attach_path && s->uid != UINT32_MAX && !conn->admin) {
         cJSON_AddStringToObject(doc, "attach_socket", core->attach_path);
     } else { // over tcp:// it would be another machine's, and a ring has no administration
@@ -122,19 +111,20 @@ SRV_HANDLER(hello) {
     if (!err) {
         err = find_tenant(core, rq->conn, h.tenant, &tenant_idx, &info);
     }
-    if (!err && h.reattach) {
-        err = reattach(core, &h, &info);
-    }
     if (!err) {
-        err = srv_session_open(core, rq->conn, tenant_idx, h.client, &s, &info);
+        err = h.reattach
+                  ? srv_session_reattach(core, rq->conn, h.session, h.secret, h.client, &info)
+                  : srv_session_open(core, rq->conn, tenant_idx, h.client, &s, &info);
     }
     if (err) {
         srv_reply_error(rq, err, &info);
         return;
     }
-    attnd_log(ATTND_LOG_INFO, "session", "%llx of %s, tenant %s, uid %d%s",
-              (unsigned long long)s->name, s->client, core->conf.tenants[tenant_idx].name,
-              (int)s->uid, rq->conn->admin ? ", administration" : "");
+    s = rq->conn->session;
+    attnd_log(ATTND_LOG_INFO, "session", "%llx of %s, tenant %s, uid %d%s%s",
+              (unsigned long long)s->name, s->client, core->conf.tenants[s->tenant_idx].name,
+              (int)s->uid, rq->conn->admin ? ", administration" : "",
+              s->reattached ? ", re-attached" : "");
     srv_reply_json(rq, describe_session(core, rq->conn));
 }
 

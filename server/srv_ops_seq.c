@@ -61,7 +61,7 @@ SRV_HANDLER(seq_create) {
     if (!err) {
         err = must_be_zero(body.reserved, "reserved", &info);
     }
-    if (!err && !srv_models_get(&core->models, body.model, rq->session->tenant)) {
+    if (!err && !srv_session_model(rq->session, body.model)) {
         err = attnd_fail(&info, ATTND_ENOENT, "model", "no such model");
     }
     if (!err) {
@@ -152,7 +152,7 @@ SRV_HANDLER(seq_attach) {
     if (!err) {
         err = proto_check_name(body.name, "name", false, &info);
     }
-    if (!err && !srv_models_get(&core->models, body.model, rq->session->tenant)) {
+    if (!err && !srv_session_model(rq->session, body.model)) {
         err = attnd_fail(&info, ATTND_ENOENT, "model", "no such model");
     }
     if (!err) {

@@ -33,6 +33,7 @@
 #include "server/srv_nng.h"
 #include "server/srv_notify.h"
 #include "server/srv_ops.h"
+#include "server/srv_resume.h"
 #include "server/srv_rings.h"
 #include "server/srv_urls.h"
 
@@ -478,14 +479,15 @@ static void start_handles(server *s) {
     }
 }
 
-static attnd_err make_core(server *s, const srv_conf *conf, attnd_errinfo *info) {
-    return srv_core_init(&s->core, conf, &s->arena, &s->hooks, info);
+static attnd_err make_core(server *s, const srv_conf *conf, int ledger_fd, attnd_errinfo *info) {
+    return srv_core_init(&s->core, conf, &s->arena, ledger_fd, &s->hooks, info);
 }
 
 static attnd_err make_on_cpu(server *s, const srv_conf *conf, attnd_errinfo *info) {
-    attnd_err err = kv_arena_open_host(&s->arena, conf->memory_bytes, info);
+    int ledger_fd;
+    attnd_err err = srv_resume_arena(&s->arena, conf, &ledger_fd, info);
     if (!err) {
-        err = make_core(s, conf, info);
+        err = make_core(s, conf, ledger_fd, info);
     }
     if (err) {
         return err;
@@ -529,7 +531,8 @@ static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
         return err;
     }
     s->backend = srv_gpu_backend(gpu);
-    err = make_core(s, conf, info);
+    srv_resume_nothing("it was in host memory");
+    err = make_core(s, conf, -1, info);
     return err ? err : srv_gpu_start(gpu, &s->loop, s->core.kv, info);
 }
 
@@ -553,6 +556,9 @@ static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
     }
     if (!err) {
         err = srv_core_set_backend(&s->core, s->backend, info);
+    }
+    if (!err) {
+        srv_resume_sessions(&s->core);
     }
     return err ? err : open_transports(s, info);
 }

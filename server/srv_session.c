@@ -22,6 +22,35 @@ static void close_models(srv_session *s) {
     }
 }
 
+void srv_session_init(srv_core *core, srv_session *s, uint32_t tenant_idx, uint64_t id) {
+    list_remove(&s->node);
+    list_append(&core->sessions, &s->node);
+    core->num_sessions++;
+    s->id = id;
+    s->name = srv_session_name(core, id);
+    s->core = core;
+    s->tenant = core->tenants[tenant_idx];
+    s->tenant_idx = tenant_idx;
+    s->uid = UINT32_MAX;
+    s->conn = s->ring = NULL;
+    s->settling = s->reattached = false;
+    s->orphan_until_ms = 0;
+    s->opened_ms = attnd_clock_ms();
+    s->num_requests = s->errors = 0;
+    s->num_steps = s->num_seqs = 0;
+    memset(s->client, 0, sizeof(s->client));
+    list_init(&s->requests);
+    list_init(&s->steps);
+}
+
+static void take_conn(srv_session *s, srv_conn *conn, const char *client) {
+    s->uid = conn->uid;
+    s->conn = conn;
+    memset(s->client, 0, sizeof(s->client));
+    memcpy(s->client, client, strnlen(client, sizeof(s->client) - 1));
+    conn->session = s;
+}
+
 attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, const char *client,
                            srv_session **out, attnd_errinfo *info) {
     list_node *node = list_first(&core->free_sessions);
@@ -36,27 +65,36 @@ attnd_err srv_session_open(srv_core *core, srv_conn *conn, uint32_t tenant_idx, 
     if (err) {
         return attnd_fail(info, err, "", "all sessions are taken");
     }
-    list_remove(node);
-    list_append(&core->sessions, node);
-    core->num_sessions++;
-    s->name = srv_session_name(core, s->id);
-    s->core = core;
-    s->tenant = core->tenants[tenant_idx];
-    s->tenant_idx = tenant_idx;
-    s->uid = conn->uid;
-    s->conn = conn;
-    s->ring = NULL;
-    s->settling = false;
-    s->opened_ms = attnd_clock_ms();
-    s->num_requests = s->errors = 0;
-    s->num_steps = s->num_seqs = 0;
-    memset(s->client, 0, sizeof(s->client));
-    memcpy(s->client, client, strnlen(client, sizeof(s->client) - 1));
-    list_init(&s->requests);
-    list_init(&s->steps);
-    conn->session = s;
+    srv_session_init(core, s, tenant_idx, s->id);
+    take_conn(s, conn, client);
     *out = s;
     return ATTND_OK;
+}
+
+attnd_err srv_session_reattach(srv_core *core, srv_conn *conn, uint64_t id, const uint8_t *secret,
+                               const char *client, attnd_errinfo *info) {
+    srv_session *s = srv_session_find(core, id);
+    if (!s) {
+        return attnd_fail(info, ATTND_ESTALE, "session", "the session is gone");
+    }
+    if (!srv_session_has_secret(s, secret)) {
+        return attnd_fail(info, ATTND_EPERM, "secret", "not the session's secret");
+    }
+    if (!s->orphan_until_ms) {
+        return attnd_fail(info, ATTND_EBUSY, "session", "the session has another connection");
+    }
+    if (conn->admin || !srv_conf_admits(&core->conf.tenants[s->tenant_idx], conn->uid)) {
+        return attnd_fail(info, ATTND_EPERM, "session", "not a session that this user may have");
+    }
+    s->orphan_until_ms = 0;
+    s->reattached = true;
+    take_conn(s, conn, client);
+    return ATTND_OK;
+}
+
+const srv_model *srv_session_model(const srv_session *s, uint32_t model) {
+    const srv_model *m = srv_models_get(&s->core->models, model, s->tenant);
+    return m && s->reattached && !s->model_uses[model] ? NULL : m;
 }
 
 bool srv_session_has_secret(const srv_session *s, const uint8_t *secret) {
@@ -133,14 +171,19 @@ static void leave(srv_conn **conn, const srv_conn *lost) {
     }
 }
 
+// A drain ends with every connection lost, and the next run may be asked for the sessions.
 void srv_session_end(srv_session *s, const srv_conn *lost) {
+    if (s->core->draining) {
+        s->orphan_until_ms = UINT64_MAX;
+    }
     leave(&s->conn, lost);
     leave(&s->ring, lost);
     srv_session_abort(s);
 }
 
 void srv_session_settle(srv_session *s) {
-    if (s->conn || s->settling || !list_empty(&s->requests) || !list_empty(&s->steps)) {
+    if (s->conn || s->orphan_until_ms || s->settling || !list_empty(&s->requests) ||
+        !list_empty(&s->steps)) {
         return;
     }
     srv_core *core = s->core;
@@ -159,7 +202,7 @@ void srv_session_settle(srv_session *s) {
 }
 
 uint64_t srv_session_name(const srv_core *core, uint64_t id) {
-    return id ? id ^ core->session_salt : 0;
+    return id ? id ^ kv_salt(core->kv) : 0;
 }
 
 srv_session *srv_session_find(srv_core *core, uint64_t name) {

@@ -6,10 +6,10 @@
 
 #include "proto/clock.h"
 
-attnd_err srv_step_set_model(srv_core *core, srv_step *step, uint32_t model, uint32_t deadline_ms,
+attnd_err srv_step_set_model(srv_step *step, uint32_t model, uint32_t deadline_ms,
                              attnd_errinfo *info) {
     step->model_idx = model;
-    step->model = srv_models_get(&core->models, model, step->session->tenant);
+    step->model = srv_session_model(step->session, model);
     step->deadline_ms = deadline_ms ? attnd_clock_ms() + deadline_ms : 0;
     return step->model ? ATTND_OK : attnd_fail(info, ATTND_ENOENT, "model", "no such model");
 }
@@ -117,7 +117,7 @@ static attnd_err read_seq(srv_core *core, srv_step *step, const srv_request *rq,
 
 static attnd_err read_seqs(srv_core *core, srv_step *step, const srv_request *rq,
                            const proto_step *body, const uint8_t *seqs, attnd_errinfo *info) {
-    attnd_err err = srv_step_set_model(core, step, body->model, body->deadline_ms, info);
+    attnd_err err = srv_step_set_model(step, body->model, body->deadline_ms, info);
     size_t fixed = sizeof(*body) + body->num_seqs * sizeof(proto_step_seq);
     uint64_t rows = 0;
     for (uint32_t i = 0; i < body->num_seqs && !err; i++) {

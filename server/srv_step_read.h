@@ -16,7 +16,7 @@ attnd_err srv_step_read_positions(srv_core *core, srv_step *step, const srv_requ
                                   uint32_t off, size_t fixed, attnd_errinfo *info);
 
 // srv_step_set_model fills in the model and the deadline.  ENOENT.
-attnd_err srv_step_set_model(srv_core *core, srv_step *step, uint32_t model, uint32_t deadline_ms,
+attnd_err srv_step_set_model(srv_step *step, uint32_t model, uint32_t deadline_ms,
                              attnd_errinfo *info);
 
 // srv_step_set_lens checks new_len and q_len of sequence i and adds its rows to *rows, which stays

@@ -1,0 +1,357 @@
+// The keeper: a poll loop over signals and the worker's messages.  One thread.
+#include "server/srv_keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/clock.h"
+#include "proto/log.h"
+#include "server/srv_inherit.h"
+#include "server/srv_notify.h"
+
+enum {
+    MAX_KEPT = 16,
+    NAME_BYTES = 64,
+    TEXT_BYTES = 4096, // of a message
+    MAX_ARGS = 256,
+    FIRST_FD = 3,
+    CALM_MS = 10000, // a worker that served as long did not die of its start
+    CALM_DEATHS = 5, // sooner ones in a row that are put up with without a pause
+    PAUSE_MS = 100,  // then, doubled each time,
+    MAX_PAUSE_MS = 10000,
+    EMPTY_AFTER = 3, // starts in a row without a worker that is ready
+    FAIL_AFTER = 6,
+};
+
+typedef struct kept {
+    char name[NAME_BYTES];
+    int fd;
+} kept;
+
+typedef struct keeper {
+    char **argv;
+    const char *above; // the notify socket of who supervises us, NULL = nobody
+    kept kept[MAX_KEPT];
+    int num_kept;
+    int signals, messages;
+    char address[NAME_BYTES]; // of messages, '@' first
+    pid_t worker;             // 0 = none
+    bool ready, was_ready;    // this worker, any worker
+    bool stopping, watched;
+    uint32_t failed, deaths; // in a row: starts, workers that served for less than CALM_MS
+    uint64_t ready_ms, start_at_ms;
+} keeper;
+
+// ---- descriptors
+
+static kept *find(keeper *k, const char *name) {
+    for (int i = 0; i < k->num_kept; i++) {
+        if (strcmp(k->kept[i].name, name) == 0) {
+            return &k->kept[i];
+        }
+    }
+    return NULL;
+}
+
+static void forget(keeper *k, const char *name) {
+    kept *old = find(k, name);
+    if (old) {
+        close(old->fd);
+        *old = k->kept[--k->num_kept];
+    }
+}
+
+// keep takes fd, and moves it out of the way of those that a worker is started with.
+static void keep(keeper *k, const char *name, int low) {
+    forget(k, name);
+    int fd = fcntl(low, F_DUPFD_CLOEXEC, FIRST_FD + MAX_KEPT);
+    close(low);
+    if (fd < 0 || k->num_kept == MAX_KEPT || strlen(name) >= NAME_BYTES) {
+        attnd_log(ATTND_LOG_ERROR, "keeper", "descriptor %.63s is not kept: %d are", name,
+                  k->num_kept);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return;
+    }
+    kept *to = &k->kept[k->num_kept++];
+    strcpy(to->name, name);
+    to->fd = fd;
+}
+
+// inherit takes what we were started with.
+static void inherit(keeper *k) {
+    char name[NAME_BYTES];
+    int fd;
+    for (int i = 0; (fd = srv_inherit_at(i, name, sizeof(name))) >= 0; i++) {
+        keep(k, name, fd);
+    }
+}
+
+// ---- messages
+
+// value returns the value of "key=value" among the lines of a message, cut out into out; false when
+// it has no such line.
+static bool value(const char *text, const char *key, char *out, size_t bytes) {
+    size_t len = strlen(key);
+    for (const char *line = text; line && *line; line = strchr(line, '\n'), line += line != NULL) {
+        if (strncmp(line, key, len) == 0 && line[len] == '=') {
+            snprintf(out, bytes, "%.*s", (int)strcspn(line + len + 1, "\n"), line + len + 1);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void tell_above(const keeper *k, const char *text, int fd) {
+    if (k->above) {
+        srv_notify_send(k->above, text, strlen(text), fd);
+    }
+}
+
+// take_message reads what a worker says, passes it on, and takes *fd when it is to be kept.
+static void take_message(keeper *k, const char *text, int *fd) {
+    char name[NAME_BYTES] = "stored", one[8];
+    value(text, "FDNAME", name, sizeof(name));
+    tell_above(k, text, *fd);
+    if (value(text, "READY", one, sizeof(one))) {
+        k->ready = k->was_ready = true;
+        k->ready_ms = attnd_clock_ms();
+        k->failed = 0;
+    }
+    if (value(text, "FDSTOREREMOVE", one, sizeof(one))) {
+        forget(k, name);
+    }
+    if (value(text, "FDSTORE", one, sizeof(one)) && *fd >= 0) {
+        keep(k, name, *fd);
+        *fd = -1;
+    }
+}
+
+// receive reads one message; false when there is none.  Only the worker is listened to: the
+// address is open to every process of this machine.
+static bool receive(keeper *k) {
+    char text[TEXT_BYTES];
+    union {
+        char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(MAX_KEPT * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {.iov_base = text, .iov_len = sizeof(text) - 1};
+    struct msghdr msg = {.msg_iov = &part,
+                         .msg_iovlen = 1,
+                         .msg_control = control.bytes,
+                         .msg_controllen = sizeof(control.bytes)};
+    ssize_t bytes = recvmsg(k->messages, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (bytes < 0) {
+        return false;
+    }
+    text[bytes] = '\0';
+    int fds[MAX_KEPT], num_fds = 0;
+    struct ucred sender = {.pid = 0};
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS) {
+            memcpy(&sender, CMSG_DATA(c), sizeof(sender));
+        } else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+            num_fds = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(fds, CMSG_DATA(c), (size_t)num_fds * sizeof(int));
+        }
+    }
+    int none = -1;
+    if (sender.pid == k->worker && k->worker > 0 && num_fds <= 1) {
+        take_message(k, text, num_fds ? &fds[0] : &none);
+    }
+    for (int i = 0; i < num_fds; i++) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+    }
+    return true;
+}
+
+// ---- the worker
+
+// place_fds puts what is kept where LISTEN_FDS says that it is.
+static void place_fds(const keeper *k) {
+    char names[MAX_KEPT * (NAME_BYTES + 1)] = "", number[16];
+    for (int i = 0; i < k->num_kept; i++) {
+        if (dup2(k->kept[i].fd, FIRST_FD + i) < 0) {
+            _exit(1);
+        }
+        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", i ? ":" : "",
+                 k->kept[i].name);
+    }
+    snprintf(number, sizeof(number), "%d", k->num_kept);
+    setenv("LISTEN_FDS", number, 1);
+    setenv("LISTEN_FDNAMES", names, 1);
+    snprintf(number, sizeof(number), "%d", (int)getpid());
+    setenv("LISTEN_PID", number, 1);
+    if (k->watched) {
+        setenv("WATCHDOG_PID", number, 1);
+    }
+    setenv("NOTIFY_SOCKET", k->address, 1);
+}
+
+// exec_worker: should the keeper be killed, the worker drains; its cache could not outlive it.
+static _Noreturn void exec_worker(const keeper *k, pid_t parent) {
+    char *argv[MAX_ARGS + 3] = {k->argv[0], "--no-keeper"};
+    for (int i = 1; k->argv[i] && i < MAX_ARGS; i++) {
+        argv[i + 1] = k->argv[i];
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) {
+        _exit(0);
+    }
+    place_fds(k);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    execv("/proc/self/exe", argv);
+    fprintf(stderr, "attnd: /proc/self/exe: %s\n", strerror(errno));
+    _exit(1);
+}
+
+static void start(keeper *k) {
+    pid_t parent = getpid(), child = fork();
+    if (child == 0) {
+        exec_worker(k, parent);
+    }
+    k->ready = false;
+    k->worker = child > 0 ? child : 0;
+    k->start_at_ms = child > 0 ? UINT64_MAX : attnd_clock_ms() + MAX_PAUSE_MS;
+    if (child < 0) {
+        attnd_log(ATTND_LOG_ERROR, "keeper", "fork: %s", strerror(errno));
+    }
+}
+
+// pause_after counts a worker's end and returns how long to wait until the next one.
+static uint64_t pause_after(keeper *k) {
+    bool calm = k->ready && attnd_clock_ms() - k->ready_ms >= CALM_MS;
+    k->deaths = calm ? 0 : k->deaths + 1;
+    k->failed = k->ready ? 0 : k->failed + 1;
+    if (k->failed == EMPTY_AFTER && find(k, "ledger")) {
+        attnd_log(ATTND_LOG_ERROR, "keeper", "%d starts in a row failed: the cache is given up",
+                  EMPTY_AFTER);
+        tell_above(k, "FDSTOREREMOVE=1\nFDNAME=ledger", -1);
+        tell_above(k, "FDSTOREREMOVE=1\nFDNAME=arena", -1);
+        forget(k, "ledger");
+        forget(k, "arena");
+    }
+    uint32_t doublings = k->deaths > CALM_DEATHS ? k->deaths - CALM_DEATHS : k->failed;
+    uint64_t ms = doublings ? (uint64_t)PAUSE_MS << (doublings < 10 ? doublings - 1 : 9) : 0;
+    return ms < MAX_PAUSE_MS ? ms : MAX_PAUSE_MS;
+}
+
+// ended looks at a worker's end; true when the keeper ends, too, with *status.
+static bool ended(keeper *k, int how, int *status) {
+    while (receive(k)) { // its last words
+    }
+    k->worker = 0;
+    *status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
+    if (k->stopping || *status == 0 || (WIFEXITED(how) && !k->was_ready)) {
+        return true;
+    }
+    uint64_t ms = pause_after(k);
+    attnd_log(ATTND_LOG_WARN, "keeper", "the worker ended by %s %d: started again in %u ms%s",
+              WIFEXITED(how) ? "exit status" : "signal",
+              WIFEXITED(how) ? WEXITSTATUS(how) : WTERMSIG(how), (unsigned)ms,
+              find(k, "ledger") ? ", with its cache" : "");
+    if (k->failed >= FAIL_AFTER) {
+        attnd_log(ATTND_LOG_ERROR, "keeper", "%d starts in a row failed", FAIL_AFTER);
+        *status = 1;
+        return true;
+    }
+    tell_above(k, "STATUS=the worker is started again", -1);
+    k->start_at_ms = attnd_clock_ms() + ms;
+    return false;
+}
+
+// ---- signals
+
+// on_signal returns true when the keeper ends with *status.  What a terminal sends goes to the
+// worker by itself.
+static bool on_signal(keeper *k, const struct signalfd_siginfo *info, int *status) {
+    int how;
+    if (info->ssi_signo == SIGCHLD) {
+        pid_t worker = k->worker;
+        return worker && waitpid(worker, &how, WNOHANG) == worker && ended(k, how, status);
+    }
+    k->stopping |= info->ssi_signo != SIGHUP;
+    if (k->worker && info->ssi_code != SI_KERNEL) {
+        kill(k->worker, (int)info->ssi_signo);
+    }
+    *status = 0;
+    return !k->worker && k->stopping;
+}
+
+static bool open_all(keeper *k) {
+    struct sockaddr_un any = {.sun_family = AF_UNIX}, got = {.sun_family = AF_UNIX};
+    socklen_t len = sizeof(got);
+    sigset_t set;
+    int on = 1;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    k->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    k->messages = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (k->signals < 0 || k->messages < 0 ||
+        setsockopt(k->messages, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ||
+        bind(k->messages, (struct sockaddr *)&any, sizeof(any.sun_family)) != 0 ||
+        getsockname(k->messages, (struct sockaddr *)&got, &len) != 0) {
+        return false;
+    }
+    size_t name = len - offsetof(struct sockaddr_un, sun_path);
+    if (name < 2 || name >= sizeof(k->address)) {
+        return false;
+    }
+    memcpy(k->address, got.sun_path, name);
+    k->address[0] = '@';
+    return true;
+}
+
+int srv_keeper_run(int argc, char **argv) {
+    static keeper k;
+    int status = 1;
+    k = (keeper){
+        .argv = argv, .above = getenv("NOTIFY_SOCKET"), .watched = srv_notify_watchdog_ms() != 0};
+    if (argc > MAX_ARGS) {
+        fprintf(stderr, "attnd: more than %d arguments\n", MAX_ARGS);
+        return 2;
+    }
+    inherit(&k);
+    if (!open_all(&k)) {
+        fprintf(stderr, "attnd: the keeper cannot start: %s\n", strerror(errno));
+        return 1;
+    }
+    for (bool over = false; !over;) {
+        uint64_t now = attnd_clock_ms();
+        if (!k.worker && now >= k.start_at_ms) {
+            start(&k);
+        }
+        struct pollfd fds[] = {{.fd = k.signals, .events = POLLIN},
+                               {.fd = k.messages, .events = POLLIN}};
+        poll(fds, 2, k.worker ? -1 : (int)(k.start_at_ms > now ? k.start_at_ms - now : 0));
+        while (receive(&k)) {
+        }
+        struct signalfd_siginfo info;
+        while (!over && read(k.signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+            over = on_signal(&k, &info, &status);
+        }
+    }
+    return status;
+}

@@ -1,0 +1,25 @@
+// srv_keeper is the main process of attnd: it starts the daemon proper, the worker, as a child,
+// holds the descriptors of its cache, and starts it again when it dies, so that the next worker
+// goes on with all that was committed (srv_resume.h).  It maps nothing, runs no CUDA and no NNG,
+// and allocates nothing, so there is little that could kill it.
+//
+//     systemd <--- notify, descriptors --- keeper <--- notify, descriptors --- worker
+//             ---- LISTEN_FDS ----------->        ---- LISTEN_FDS ----------->
+//
+// Both sides speak systemd's protocol, so a keeper that is restarted by systemd gets back what it
+// held from systemd's descriptor store; without systemd it lives as long as the service.
+//
+//     SIGTERM, SIGINT, SIGHUP   go to the worker; after the first two the keeper ends with it
+//     worker exits with 0       so does the keeper
+//     worker fails its first start    so does the keeper, with its exit status
+//     worker dies later         it is started again, at once; ever later when it keeps dying, and
+//                               with an empty cache when three starts in a row got nowhere: what
+//                               kills it may lie there.  After six the keeper fails, too
+#ifndef ATTND_SERVER_SRV_KEEPER_H
+#define ATTND_SERVER_SRV_KEEPER_H
+
+// srv_keeper_run runs workers with the command line argv and --no-keeper until one ends for good;
+// returns the exit status.
+int srv_keeper_run(int argc, char **argv);
+
+#endif
