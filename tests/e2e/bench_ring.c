@@ -246,8 +246,8 @@ static pid_t start(const char *dir, const char *spin_us, const char *set) {
     if (pid == 0) {
         freopen("/dev/null", "w", stdout);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        execl(ATTND_BINARY, "attnd", "--listen", url, "--set", "cache.memory=64MiB", "--set", spin,
-              "--set", "server.log_level=warn", "--set", set, NULL);
+        execl(ATTND_BINARY, "attnd", "--no-keeper", "--listen", url, "--set", "cache.memory=64MiB",
+              "--set", spin, "--set", "server.log_level=warn", "--set", set, NULL);
         _exit(127);
     }
     ring_client probe;

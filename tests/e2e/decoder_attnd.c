@@ -1,9 +1,14 @@
 // Attention by libattnd.  This is what a runtime has to write: a step a forward pass, an attend a
 // layer.  q, k and v are copied into the buffers here; a runtime would let its projections write
 // there.  A step carries the commit of the one before, so a token costs one call less.
+//
+// And what it has to write to outlive the daemon: it keeps q, k and v of the step that is not
+// committed.  When the daemon is gone it reconnects, asks whether that step counts, and if not does
+// it again.  Whatever was committed before is there.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/e2e/decoder.h"
 
@@ -15,6 +20,10 @@ typedef struct by_attnd {
     uint64_t seq, step;
     attnd_accept accept; // of the step that is not committed yet; 0 = none
     uint64_t due;        // that step
+    uint32_t rows;       // of the newest step
+    float q[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_Q_ROW]; // of its layers so far
+    float k[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_KV_ROW];
+    float v[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_KV_ROW];
 } by_attnd;
 
 static bool good(attnd_err err, const char *what, const attnd_errinfo *info) {
@@ -25,29 +34,104 @@ static bool good(attnd_err err, const char *what, const attnd_errinfo *info) {
     return !err;
 }
 
+// gone says whether an error means that the daemon ends or has ended.
+static bool gone(attnd_err err) {
+    return err == ATTND_ECONN || err == ATTND_EPROTO || err == ATTND_ESHUTDOWN;
+}
+
+static attnd_err open_step(by_attnd *a, uint32_t rows, uint64_t due, attnd_errinfo *info) {
+    attnd_step_seq s = {.seq = a->seq, .new_len = rows};
+    attnd_step_opts opts = {
+        .deadline_ms = 1000, .commit_step = due, .commit_accept = &a->accept, .num_commit = 1};
+    return attnd_step_open(a->client, a->model, &s, 1, &opts, &a->step, info);
+}
+
+static attnd_err attend_saved(by_attnd *a, uint32_t layer, attnd_errinfo *info) {
+    attnd_attend_args args = {.step = a->step,
+                              .model = a->model,
+                              .layer = layer,
+                              .rows = a->rows,
+                              .new_rows = a->rows,
+                              .buffers = a->buffers};
+    memcpy(a->buffers->q, a->q[layer], a->rows * DECODER_Q_ROW * sizeof(float));
+    memcpy(a->buffers->k, a->k[layer], a->rows * DECODER_KV_ROW * sizeof(float));
+    memcpy(a->buffers->v, a->v[layer], a->rows * DECODER_KV_ROW * sizeof(float));
+    return attnd_attend(a->client, &args, NULL, info);
+}
+
+// redo opens the newest step again and attends its first layers.
+static attnd_err redo(by_attnd *a, uint32_t layers, attnd_errinfo *info) {
+    attnd_err err = open_step(a, a->rows, 0, info);
+    for (uint32_t l = 0; l < layers && !err; l++) {
+        err = attend_saved(a, l, info);
+    }
+    return err;
+}
+
+// settle makes the step that was due count, once and only once.
+static attnd_err settle(by_attnd *a, attnd_errinfo *info) {
+    attnd_err err = attnd_step_commit(a->client, a->due, &a->accept, 1, NULL, info);
+    if (err == ATTND_ESTALE) { // it was aborted with the daemon
+        err = redo(a, DECODER_LAYERS, info);
+        a->due = err ? a->due : a->step;
+        err = err ? err : attnd_step_commit(a->client, a->due, &a->accept, 1, NULL, info);
+    }
+    a->due = err ? a->due : 0;
+    return err;
+}
+
+static attnd_err open_buffers(by_attnd *a, attnd_errinfo *info) {
+    attnd_buffers_free(a->buffers);
+    a->buffers = NULL;
+    return attnd_buffers_create(a->client, &a->buffers, a->model, DECODER_MAX_ROWS,
+                                DECODER_MAX_ROWS, false, info);
+}
+
+// come_back reconnects, and has the step that was due committed.  A daemon that drains is still
+// there: it ends sooner when nobody keeps asking.
+static bool come_back(by_attnd *a, attnd_err why) {
+    attnd_errinfo info = {0};
+    attnd_err err = why;
+    do {
+        if (err == ATTND_ESHUTDOWN) {
+            nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+        }
+        err = attnd_reconnect(a->client, &info);
+        err = err ? err : open_buffers(a, &info);
+        err = err || !a->due ? err : settle(a, &info);
+    } while (gone(err));
+    return good(err, "after a restart", &info);
+}
+
 static bool begin(void *ctx, uint32_t rows) {
     by_attnd *a = ctx;
     attnd_errinfo info = {0};
-    attnd_step_seq s = {.seq = a->seq, .new_len = rows};
-    attnd_step_opts opts = {
-        .deadline_ms = 1000, .commit_step = a->due, .commit_accept = &a->accept, .num_commit = 1};
-    return good(attnd_step_open(a->client, a->model, &s, 1, &opts, &a->step, &info), "step", &info);
+    attnd_err err;
+    while (gone(err = open_step(a, rows, a->due, &info))) {
+        if (!come_back(a, err)) {
+            return false;
+        }
+    }
+    a->due = 0;
+    a->rows = rows;
+    return good(err, "step", &info);
 }
 
 static bool attend(void *ctx, uint32_t layer, uint32_t rows, const float *q, const float *k,
                    const float *v, float *out) {
     by_attnd *a = ctx;
     attnd_errinfo info = {0};
-    attnd_attend_args args = {.step = a->step,
-                              .model = a->model,
-                              .layer = layer,
-                              .rows = rows,
-                              .new_rows = rows,
-                              .buffers = a->buffers};
-    memcpy(a->buffers->q, q, rows * DECODER_Q_ROW * sizeof(float));
-    memcpy(a->buffers->k, k, rows * DECODER_KV_ROW * sizeof(float));
-    memcpy(a->buffers->v, v, rows * DECODER_KV_ROW * sizeof(float));
-    if (!good(attnd_attend(a->client, &args, NULL, &info), "attend", &info)) {
+    memcpy(a->q[layer], q, rows * DECODER_Q_ROW * sizeof(float));
+    memcpy(a->k[layer], k, rows * DECODER_KV_ROW * sizeof(float));
+    memcpy(a->v[layer], v, rows * DECODER_KV_ROW * sizeof(float));
+    attnd_err err = attend_saved(a, layer, &info);
+    while (gone(err)) {
+        if (!come_back(a, err)) {
+            return false;
+        }
+        err = redo(a, layer + 1, &info);
+    }
+    if (!good(err, "attend", &info)) {
         return false;
     }
     memcpy(out, a->buffers->out, rows * DECODER_Q_ROW * sizeof(float));
@@ -86,9 +170,7 @@ decoder_attention *decoder_attnd_open(attnd_client *c) {
     a->client = c;
     if (!good(open_model(a, &info), "model", &info) ||
         !good(attnd_seq_create(c, a->model, &a->seq, &info), "sequence", &info) ||
-        !good(attnd_buffers_create(c, &a->buffers, a->model, DECODER_MAX_ROWS, DECODER_MAX_ROWS,
-                                   false, &info),
-              "buffers", &info)) {
+        !good(open_buffers(a, &info), "buffers", &info)) {
         free(a);
         return NULL;
     }

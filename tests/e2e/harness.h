@@ -8,8 +8,8 @@
 // ATTND_E2E_BINARY in the environment is another daemon to start, such as one of tests/device, and
 // ATTND_E2E_DEVICE its --device.
 //
-// A daemon dies with the test process that started it.  NNG does not survive fork: fork whatever is
-// to be killed before the first e2e_connect of the process.
+// A daemon runs without a keeper unless asked, and dies with the test process that started it.  NNG
+// does not survive fork: fork whatever is to be killed before the first e2e_connect of the process.
 #ifndef ATTND_TESTS_E2E_HARNESS_H
 #define ATTND_TESTS_E2E_HARNESS_H
 
@@ -27,6 +27,7 @@
 typedef struct e2e_daemon {
     char dir[64];
     char path[96], url[112], admin_url[128]; // path is the socket's
+    bool keeper; // set before e2e_start: with a keeper, which pid then is
     pid_t pid;
     int out;         // its standard output
     char ready[256]; // the line it printed there

@@ -684,8 +684,8 @@ static _Noreturn void exec_with_socket(int fd, const char *url) {
     setenv("LISTEN_FDS", "1", 1);
     setenv("LISTEN_FDNAMES", "attach", 1);
     dup2(fd, 3);
-    execl(ATTND_BINARY, "attnd", "--listen", url, "--set", "cache.memory=64MiB", "--set",
-          "server.log_level=error", NULL);
+    execl(ATTND_BINARY, "attnd", "--no-keeper", "--listen", url, "--set", "cache.memory=64MiB",
+          "--set", "server.log_level=error", NULL);
     _exit(127);
 }
 

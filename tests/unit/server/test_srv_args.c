@@ -34,6 +34,9 @@ START_TEST(flags_name_what_is_to_be_done) {
     ck_assert_int_eq(args.mode, SRV_ARGS_HELP);
     ATTND_CK_OK(PARSE("--version"));
     ck_assert_int_eq(args.mode, SRV_ARGS_VERSION);
+    ck_assert(!args.no_keeper);
+    ATTND_CK_OK(PARSE("--no-keeper", "--listen", "ipc:///a"));
+    ck_assert(args.no_keeper);
 }
 END_TEST
 

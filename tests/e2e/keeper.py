@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Plays systemd to attnd: a notify socket, a descriptor store, restarts.
+
+    keeper.py ATTND DECODER
+
+A decoder generates text while attnd is stopped and started again as `systemctl restart` does it;
+then attnd is started with descriptors that are not what they should be.
+"""
+import array
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ATTND, DECODER = sys.argv[1:3]
+FLAGS = ["--set", "cache.memory=16MiB", "--set", "cache.slab=1MiB", "--set", "compute.threads=1"]
+
+
+class Systemd:
+    """The service manager's side of sd_notify, and one unit."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.store = {}
+        self.seen = set()
+        self.path = folder + "/notify"
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sock.bind(self.path)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        while True:
+            data, ancillary, _, _ = self.sock.recvmsg(4096, 1024)
+            fds = array.array("i")
+            for _, kind, body in ancillary:
+                if kind == socket.SCM_RIGHTS:
+                    fds.frombytes(body[: len(body) // 4 * 4])
+            lines = dict(line.split("=", 1) for line in data.decode().split("\n") if "=" in line)
+            self.seen |= set(lines)
+            name = lines.get("FDNAME", "stored")
+            if "FDSTOREREMOVE" in lines:
+                self.store.pop(name, None)
+            if "FDSTORE" in lines:
+                self.store[name] = fds[0]
+
+    def start(self, fds=None):
+        fds = dict(self.store if fds is None else fds)
+
+        def child():
+            high = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds.values())]
+            for i, fd in enumerate(high):
+                os.dup2(fd, 3 + i)
+                os.set_inheritable(3 + i, True)
+            os.environ["LISTEN_PID"] = str(os.getpid())
+
+        env = dict(os.environ, NOTIFY_SOCKET=self.path, LISTEN_FDS=str(len(fds)),
+                   LISTEN_FDNAMES=":".join(fds), WATCHDOG_USEC="200000")
+        code = ("import os,sys; os.environ['LISTEN_PID']=str(os.getpid());"
+                "os.environ['WATCHDOG_PID']=str(os.getpid()); os.execv(sys.argv[1], sys.argv[1:])")
+        self.log = open(self.folder + "/log", "a+")
+        before = self.log.tell()
+        self.unit = subprocess.Popen(
+            [sys.executable, "-c", code, ATTND, "--listen", f"ipc://{self.folder}/s", *FLAGS],
+            env=env, preexec_fn=child, close_fds=False, stdout=subprocess.PIPE, stderr=self.log)
+        line = self.unit.stdout.readline().decode()
+        assert line.startswith("attnd ready"), (line, open(self.folder + "/log").read())
+        self.log.seek(before)
+        return self.log.read()
+
+    def stop(self):
+        self.unit.send_signal(signal.SIGTERM)
+        status = self.unit.wait(20)
+        assert status == 0, status
+        self.unit.stdout.close()
+
+
+def memfd(size, sealed):
+    import fcntl
+    fd = os.memfd_create("bad", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if sealed:
+        fcntl.fcntl(fd, 1033, 2 | 4)  # F_ADD_SEALS: shrink, grow
+    return fd
+
+
+def restarts(systemd):
+    url = f"ipc://{systemd.folder}/s"
+    systemd.start()
+    want = subprocess.run([DECODER, "ring", url, "3"], capture_output=True, check=True).stdout
+    running = [subprocess.Popen([DECODER, how, url, "3", "25"], stdout=subprocess.PIPE)
+               for how in ("ring", "nng")]
+    for _ in range(2):
+        time.sleep(0.4)
+        assert all(p.poll() is None for p in running), "a decoder ended too soon"
+        systemd.stop()
+        log = systemd.start()
+        assert "recovered" in log and "2 sequences" in log, log
+    for p in running:
+        got = p.communicate(timeout=60)[0]
+        assert p.returncode == 0 and got == want, (p.returncode, got, want)
+    deadline = time.time() + 5
+    while "WATCHDOG" not in systemd.seen and time.time() < deadline:
+        time.sleep(0.05)
+    assert {"READY", "STATUS", "STOPPING", "WATCHDOG", "FDSTORE"} <= systemd.seen, systemd.seen
+    systemd.stop()
+
+
+def damage(systemd):
+    good = dict(systemd.store)
+    size = os.fstat(good["ledger"]).st_size
+    arena = os.fstat(good["arena"]).st_size
+    cases = [
+        ({"arena": good["arena"], "ledger": memfd(4096, True)}, "no ledger"),
+        ({"arena": good["arena"], "ledger": memfd(size, False)}, "no ledger"),
+        ({"arena": good["arena"], "ledger": os.open("/dev/null", os.O_RDWR)}, "no ledger"),
+        ({"ledger": good["ledger"]}, "was not handed over"),
+        ({"arena": memfd(4096, True), "ledger": good["ledger"]}, "4096 bytes, not"),
+        ({"arena": memfd(arena, False), "ledger": good["ledger"]}, "not sealed"),
+    ]
+    for fds, line in cases:
+        systemd.store = dict(fds)
+        log = systemd.start()
+        assert "the cache starts empty" in log and line in log, (line, log)
+        out = subprocess.run([DECODER, "ring", f"ipc://{systemd.folder}/s", "3"],
+                             capture_output=True, check=True).stdout
+        assert out.count(b" ") == 99, out
+        systemd.stop()
+        log = systemd.start()  # what it made in their place is in the store
+        assert "recovered" in log, log
+        systemd.stop()
+    systemd.store = {"arena": good["arena"]}
+    assert "starts empty" not in systemd.start()
+    systemd.stop()
+
+
+with tempfile.TemporaryDirectory(prefix="attnd_keeper_") as where:
+    unit = Systemd(where)
+    try:
+        restarts(unit)
+        damage(unit)
+    finally:
+        if unit.unit.poll() is None:
+            unit.unit.kill()
+print("keeper: 2 restarts under load, 7 kinds of wrong descriptors")
