@@ -10,9 +10,8 @@
 //     packed (more): as matrix products over a transposed copy of the step
 // The form follows from q_len and the group alone, so a row's bits do not depend on its task.
 //
-// F8E4M3 is widened to halves of 2^-8 its value (exact, and both types' subnormals agree) in
-// scratch and then goes the way of F16; 2^8 is multiplied into the logits' factor and into acc at
-// the end.
+// F8E4M3 is widened to halves of 2^-8 its value; 2^8 is multiplied into the logits' factor and into
+// acc at the end.
 //
 // q and acc are kept in the pair order of the storage type (attn_cpu_vec_*.h), so that neither K
 // nor V are ever shuffled.
@@ -68,19 +67,11 @@ SIMD_INLINE void stream_rows(simd_work *w, const attn_cpu_step *step, simd_head 
         .rows = w->rows,
         .key_first = step->key_first,
     };
-    bool is_f8 = dtype == ATTND_F8E4M3;
-    attnd_dtype load = is_f8 ? ATTND_F16 : dtype;
-    if (is_f8) {
-        halve_rows(w, &head->k, first, end, s->head_dim, w->columns);
-    }
     simd_score score = {w->s, head->q, w->columns};
-    stream_scores(&score, &head->k, first, end, load, is_f8 ? w->columns : s->head_dim, num_rows);
-    simd_softmax_step(&tile, &head->logits);
-    if (is_f8) {
-        halve_rows(w, &head->v, first, end, s->v_head_dim, w->v_columns);
-    }
+    stream_scores(&score, &head->k, first, end, dtype, s->head_dim, num_rows);
+    simd_softmax_step(&tile, head->logits);
     simd_weigh product = {head->acc, w->v_columns, w->s, rescale, first, end};
-    stream_weigh(&product, &head->v, load, is_f8 ? w->v_columns : s->v_head_dim, num_rows);
+    stream_weigh(&product, &head->v, dtype, s->v_head_dim, num_rows);
 }
 
 // stream_head chooses the number of rows that are worked on.
@@ -108,19 +99,42 @@ static inline uint64_t tile_keys(const simd_work *w, const attn_cpu_step *step, 
     return seen;
 }
 
+// simd_part is a tile of rows of a product and the keys that they see.
+typedef struct simd_part {
+    int32_t row, num_rows, first, end;
+} simd_part;
+
+// cut_rows cuts rows [row_first, row_first + rows) into tiles, less those that see nothing, and
+// returns their number.
+static inline int32_t cut_rows(simd_part *parts, const simd_work *w, const attn_cpu_step *step,
+                               int32_t row_first, int32_t rows) {
+    int32_t num = 0;
+    for (int32_t r = 0, n; r < rows; r += n) {
+        n = tile_rows(rows - r);
+        uint64_t seen = tile_keys(w, step, row_first + r, n);
+        if (seen) {
+            parts[num++] = (simd_part){r, n, first_of(seen), end_of(seen)};
+        }
+    }
+    return num;
+}
+
 // packed_rows is scores, softmax step and weights times V for rows [row_first, row_first + rows) of
 // one KV head, whose K and V are packed.
 static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const simd_head *head,
                                int32_t row_first, int32_t rows) {
     float rescale[SIMD_TILE_ROWS + VEC_LANES];
+    simd_part parts[SIMD_TILE_ROWS / SIMD_SHORT_ROWS + 1];
+    int32_t num_parts = cut_rows(parts, w, step, row_first, rows);
     float *q = head->q + (int64_t)row_first * w->columns;
     float *acc = head->acc + (int64_t)row_first * w->v_columns;
-    for (int32_t r = 0, n; r < rows; r += n) {
-        n = tile_rows(rows - r);
-        uint64_t seen = tile_keys(w, step, row_first + r, n);
-        if (seen) {
-            simd_score score = {w->s + r * ATTN_STEP_KEYS, q + (int64_t)r * w->columns, w->columns};
-            packed_scores(&score, w->panel, w->columns, first_of(seen), end_of(seen), n);
+    for (int32_t c = 0; c < w->columns; c += SIMD_SUM_COLUMNS) {
+        int32_t n = w->columns - c < SIMD_SUM_COLUMNS ? w->columns - c : SIMD_SUM_COLUMNS;
+        for (int32_t i = 0; i < num_parts; i++) {
+            const simd_part *x = &parts[i];
+            simd_score score = {w->s + x->row * ATTN_STEP_KEYS, q + (int64_t)x->row * w->columns,
+                                w->columns};
+            packed_scores(&score, w->panel, c, n, x->first, x->end, x->num_rows);
         }
     }
     simd_tile tile = {
@@ -133,18 +147,18 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
         .row_first = row_first,
         .key_first = step->key_first,
     };
-    simd_softmax_step(&tile, &head->logits);
-    for (int32_t r = 0, n; r < rows; r += n) {
-        n = tile_rows(rows - r);
-        uint64_t seen = tile_keys(w, step, row_first + r, n);
-        if (seen) {
-            simd_weigh product = {acc + (int64_t)r * w->v_columns,
+    simd_softmax_step(&tile, head->logits);
+    for (int32_t c = 0, n; c < w->v_columns; c += n) {
+        n = w->v_columns - c < SIMD_WEIGH_COLUMNS ? SIMD_PAIR : SIMD_WEIGH_COLUMNS;
+        for (int32_t i = 0; i < num_parts; i++) {
+            const simd_part *x = &parts[i];
+            simd_weigh product = {acc + (int64_t)x->row * w->v_columns,
                                   w->v_columns,
-                                  w->s + r * ATTN_STEP_KEYS,
-                                  rescale + r,
-                                  first_of(seen),
-                                  end_of(seen)};
-            packed_weigh(&product, w->v_row, w->v_columns, n);
+                                  w->s + x->row * ATTN_STEP_KEYS,
+                                  rescale + x->row,
+                                  x->first,
+                                  x->end};
+            packed_weigh(&product, w->v_row, c, n, x->num_rows);
         }
     }
 }
@@ -202,9 +216,25 @@ static inline void head_of(simd_head *head, const simd_work *w, int32_t current,
                           next_head * s->stride_k_head * element};
     head->v = (simd_rows){step->v, next->v, kv_head * s->stride_v_head * element,
                           next_head * s->stride_v_head * element};
-    attn_logit logit = attn_logit_of(w->p, w->row, kv_head * attn_group(s));
-    float more = s->kv_dtype == ATTND_F8E4M3 ? SIMD_F8_SCALE : 1.0f;
-    simd_logits_set(&head->logits, w->row, &logit, more, w->slopes + state, w->places);
+    head->logits = &w->logits[h];
+}
+
+// fetch_first fetches K and V of the first head of the first step; what comes later is fetched
+// between the products.
+static inline void fetch_first(const simd_work *w, const attn_cpu_step *step) {
+    const attn_shape *s = &w->p->shape;
+    int64_t element = attnd_dtype_bytes(s->kv_dtype);
+    int64_t k = w->t->head_first * s->stride_k_head * element;
+    int64_t v = w->t->head_first * s->stride_v_head * element;
+    for (uint64_t left = step->seen; left; left &= left - 1) {
+        int32_t key = first_of(left);
+        for (int64_t at = 0; at < s->head_dim * element; at += SIMD_LINE) {
+            __builtin_prefetch(step->k[key] + k + at, 0, 2);
+        }
+        for (int64_t at = 0; at < s->v_head_dim * element; at += SIMD_LINE) {
+            __builtin_prefetch(step->v[key] + v + at, 0, 2);
+        }
+    }
 }
 
 // simd_attend is an attend kernel for one storage type.
@@ -213,11 +243,13 @@ static inline void simd_attend(const attn_params *p, const attn_task *t, const a
     simd_work *w = work_init(p, t, scratch, form);
     int32_t all_rows = w->row->q_len * attn_group(&p->shape);
     simd_head_fn work = may_stream && all_rows <= SIMD_STREAM_ROWS ? form->stream : form->packed;
-    load_q(w);
-    clear_state(w);
     attn_span span = attn_task_span(p, t);
     int32_t current = 0;
     int32_t key = attn_cpu_step_next(&w->step[current], p, t, span, span.first);
+    fetch_first(w, &w->step[current]);
+    load_q(w);
+    set_logits(w);
+    clear_state(w);
     while (w->step[current].seen) {
         key = attn_cpu_step_next(&w->step[!current], p, t, span, key);
         for (int32_t h = 0; h < t->head_count; h++) {

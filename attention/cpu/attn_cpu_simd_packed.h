@@ -1,6 +1,7 @@
 // attn_cpu_simd_packed is the inner part of the SIMD prefill kernels: two matrix products a step,
 // blocked for registers (a tile of VEC_TILE_ROWS x VEC_TILE_VECS accumulators) and for the first
-// cache (a step's K or V, float32, is 32 KiB at head_dim 128).
+// cache: a step's K or V, float32, is 32 KiB at head_dim 128, so all rows meet a part of its
+// columns before the next part is touched.
 //
 //     K of the step is transposed once for all rows:  panel [head_dim, ATTN_STEP_KEYS]
 //     V of the step is converted once for all rows:   [ATTN_STEP_KEYS, v_head_dim], or read in
@@ -11,7 +12,12 @@
 
 #include "attention/cpu/attn_cpu_simd_stream.h"
 
-enum { SIMD_SUM_COLUMNS = 32 }; // products of a score that are summed one after the other
+// Columns of q and K that all rows meet before the next ones.  So many products of a score are
+// summed on their own: the rounding errors of one long sum would be those of a plain implementation
+// again, and logits of 1e5 show every bit of them.
+enum { SIMD_SUM_COLUMNS = 32 };
+
+enum { SIMD_WEIGH_COLUMNS = VEC_TILE_VECS * VEC_LANES }; // the same of V
 
 // pack_k transposes keys [0, end) of the step, rounded up to VEC_LANES, to panel [stride_q,
 // ATTN_STEP_KEYS], columns in pair order, zeros behind head_dim.
@@ -59,9 +65,9 @@ SIMD_INLINE void widen_v(float *rows, int32_t stride, const simd_rows *v, int32_
     }
 }
 
-// score_part computes num_rows x num_vecs vectors of scores over columns [c, c + n) of q and panel,
+// score_tile computes num_rows x num_vecs vectors of scores over columns [c, c + n) of q and panel,
 // and adds them to what is there unless c is 0: s[r] += sum over c of q[r][c] * panel[c].
-SIMD_INLINE void score_part(const simd_score *x, const float *panel, int32_t c, int32_t n,
+SIMD_INLINE void score_tile(const simd_score *x, const float *panel, int32_t c, int32_t n,
                             int num_rows, int num_vecs) {
     vec sum[VEC_TILE_ROWS * 4];
 #pragma GCC unroll 32
@@ -90,17 +96,6 @@ SIMD_INLINE void score_part(const simd_score *x, const float *panel, int32_t c, 
     for (int i = 0; i < num_rows * num_vecs; i++) {
         float *to = x->s + i / num_vecs * ATTN_STEP_KEYS + i % num_vecs * VEC_LANES;
         vec_store(to, c > 0 ? vec_add(vec_load(to), sum[i]) : sum[i]);
-    }
-}
-
-// score_tile computes num_rows x num_vecs vectors of scores.  Each SIMD_SUM_COLUMNS products are
-// summed on their own: the rounding errors of one long sum would be those of a plain implementation
-// again, and logits of 1e5 show every bit of them.
-SIMD_INLINE void score_tile(const simd_score *x, const float *panel, int32_t columns, int num_rows,
-                            int num_vecs) {
-    for (int32_t c = 0; c < columns; c += SIMD_SUM_COLUMNS) {
-        int32_t n = columns - c < SIMD_SUM_COLUMNS ? columns - c : SIMD_SUM_COLUMNS;
-        score_part(x, panel, c, n, num_rows, num_vecs);
     }
 }
 
@@ -149,54 +144,48 @@ static inline int32_t tile_rows(int32_t left) {
     return is_short ? SIMD_SHORT_ROWS : VEC_TILE_ROWS;
 }
 
-SIMD_INLINE void score_keys(const simd_score *x, const float *panel, int32_t columns, int32_t first,
-                            int32_t end, int num_rows) {
+SIMD_INLINE void score_keys(const simd_score *x, const float *panel, int32_t c, int32_t n,
+                            int32_t first, int32_t end, int num_rows) {
     const int32_t width = VEC_TILE_VECS * VEC_LANES;
     for (int32_t key = first - first % width; key < end; key += width) {
         simd_score y = {x->s + key, x->q, x->stride_q};
         int32_t vecs = (end - key + VEC_LANES - 1) / VEC_LANES;
         if (vecs >= VEC_TILE_VECS) {
-            score_tile(&y, panel + key, columns, num_rows, VEC_TILE_VECS);
+            score_tile(&y, panel + key, c, n, num_rows, VEC_TILE_VECS);
         } else if (vecs == 3) {
-            score_tile(&y, panel + key, columns, num_rows, 3);
+            score_tile(&y, panel + key, c, n, num_rows, 3);
         } else if (vecs == 2) {
-            score_tile(&y, panel + key, columns, num_rows, 2);
+            score_tile(&y, panel + key, c, n, num_rows, 2);
         } else {
-            score_tile(&y, panel + key, columns, num_rows, 1);
+            score_tile(&y, panel + key, c, n, num_rows, 1);
         }
     }
 }
 
-// packed_scores computes the scores of a tile of num_rows (what tile_rows returned) for keys
-// [first, end), rounded outwards to vectors.
-static inline void packed_scores(const simd_score *x, const float *panel, int32_t columns,
+// packed_scores does columns [c, c + n) of the scores of a tile of num_rows (what tile_rows
+// returned) for keys [first, end), rounded outwards to vectors.
+static inline void packed_scores(const simd_score *x, const float *panel, int32_t c, int32_t n,
                                  int32_t first, int32_t end, int32_t num_rows) {
     if (num_rows == VEC_TILE_ROWS) {
-        score_keys(x, panel, columns, first, end, VEC_TILE_ROWS);
+        score_keys(x, panel, c, n, first, end, VEC_TILE_ROWS);
     } else {
-        score_keys(x, panel, columns, first, end, SIMD_SHORT_ROWS);
+        score_keys(x, panel, c, n, first, end, SIMD_SHORT_ROWS);
     }
 }
 
-SIMD_INLINE void weigh_columns(const simd_weigh *x, const float *const *v, int32_t columns,
-                               int num_rows) {
-    const int32_t width = VEC_TILE_VECS * VEC_LANES;
-    int32_t c = 0;
-    for (; c + width <= columns; c += width) {
-        weigh_tile(x, v, c, num_rows, VEC_TILE_VECS);
-    }
-    for (; c < columns; c += SIMD_PAIR) {
-        weigh_tile(x, v, c, num_rows, 2);
-    }
-}
-
-// packed_weigh does the product for a tile of num_rows and all columns.
-static inline void packed_weigh(const simd_weigh *x, const float *const *v, int32_t columns,
-                                int32_t num_rows) {
-    if (num_rows == VEC_TILE_ROWS) {
-        weigh_columns(x, v, columns, VEC_TILE_ROWS);
+// packed_weigh does the product for a tile of num_rows and num_columns of acc from c on: at most
+// VEC_TILE_VECS vectors, else 2.
+static inline void packed_weigh(const simd_weigh *x, const float *const *v, int32_t c,
+                                int32_t num_columns, int32_t num_rows) {
+    bool is_wide = num_columns == SIMD_WEIGH_COLUMNS;
+    if (num_rows == VEC_TILE_ROWS && is_wide) {
+        weigh_tile(x, v, c, VEC_TILE_ROWS, VEC_TILE_VECS);
+    } else if (num_rows == VEC_TILE_ROWS) {
+        weigh_tile(x, v, c, VEC_TILE_ROWS, 2);
+    } else if (is_wide) {
+        weigh_tile(x, v, c, SIMD_SHORT_ROWS, VEC_TILE_VECS);
     } else {
-        weigh_columns(x, v, columns, SIMD_SHORT_ROWS);
+        weigh_tile(x, v, c, SIMD_SHORT_ROWS, 2);
     }
 }
 

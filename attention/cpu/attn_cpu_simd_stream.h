@@ -7,6 +7,10 @@
 //     weights: lanes run along v_head_dim; rows x columns are kept in registers over the keys of
 //              the step
 //
+// F8E4M3 is widened to halves of 2^-8 its value (exact, and both types' subnormals agree) some keys
+// at a time, on the stack, and then goes the way of F16: a register has no cheaper way from a byte
+// to a float, and loads convert halves for free.
+//
 // Between the multiplications stand the prefetches of the rows that come next (of the next KV head
 // of the step, or of the next step), so that they are spread evenly: in a burst they gain nothing.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
@@ -16,7 +20,13 @@
 
 #define SIMD_INLINE static inline __attribute__((always_inline))
 
-enum { SIMD_LINE = 64, SIMD_PAIR = 2 * VEC_LANES }; // bytes of a cache line; columns of a pair
+enum {
+    SIMD_LINE = 64,            // bytes of a cache line
+    SIMD_PAIR = 2 * VEC_LANES, // columns of a pair
+    SIMD_QUAD = 4 * VEC_LANES, // columns of F8E4M3 that are widened together
+};
+
+#define SIMD_F8_SCALE 256.0f // by which what vec_f8_to_f16 gives is too small
 
 // simd_rows is the 64 rows of K or of V of a step and KV head, and those that come next.
 typedef struct simd_rows {
@@ -27,7 +37,7 @@ typedef struct simd_rows {
 } simd_rows;
 
 SIMD_INLINE int32_t element_bytes(attnd_dtype dtype) {
-    return dtype == ATTND_F32 ? 4 : 2;
+    return dtype == ATTND_F32 ? 4 : dtype == ATTND_F8E4M3 ? 1 : 2;
 }
 
 // load_pair loads n columns of a pair, n being known when it is 2 VEC_LANES.
@@ -67,12 +77,11 @@ typedef struct simd_weigh {
     int32_t first, end;
 } simd_weigh;
 
-// dots_pair adds the products of one pair of columns, n of its 2 VEC_LANES, to the sums of num_rows
-// rows and VEC_DOTS / num_rows keys from key.  The pair is from column c on, at bytes into a row.
-SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k, int32_t key,
+// dots_pair adds the products of one pair of columns from c on, n of its 2 VEC_LANES, to the sums
+// of num_rows rows and VEC_DOTS / num_rows keys, whose columns are at rows.
+SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const char *const *rows,
                            int32_t c, int32_t n, attnd_dtype dtype, int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
-    const int64_t at = (int64_t)c * element_bytes(dtype);
     vec qa[4], qb[4];
 #pragma GCC unroll 4
     for (int r = 0; r < num_rows; r++) {
@@ -82,8 +91,7 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const simd_ro
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
         vec a, b;
-        load_pair(k->row[key + j] + k->offset + at, dtype, n, &a, &b);
-        prefetch(k, key + j, at, SIMD_PAIR * element_bytes(dtype));
+        load_pair(rows[j], dtype, n, &a, &b);
 #pragma GCC unroll 4
         for (int r = 0; r < num_rows; r++) {
             sum[r * num_keys + j] = vec_fma(a, qa[r], sum[r * num_keys + j]);
@@ -92,21 +100,52 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const simd_ro
     }
 }
 
+// dots_part does columns [c, c + n) of the keys from key on: a pair, or a quad of F8E4M3.
+SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k, int32_t key,
+                           int32_t c, int32_t n, attnd_dtype dtype, int num_rows) {
+    const bool is_f8 = dtype == ATTND_F8E4M3;
+    const int num_keys = VEC_DOTS / num_rows;
+    const int64_t at = (int64_t)c * element_bytes(dtype);
+    const int32_t bytes = is_f8 ? SIMD_QUAD : SIMD_PAIR * element_bytes(dtype);
+    _Alignas(SIMD_LINE) uint16_t halves[VEC_DOTS * SIMD_QUAD];
+    const char *rows[VEC_DOTS];
+#pragma GCC unroll 16
+    for (int j = 0; j < num_keys; j++) {
+        rows[j] = k->row[key + j] + k->offset + at;
+        prefetch(k, key + j, at, bytes);
+        if (is_f8) {
+            vec_f8_to_f16(rows[j], n, halves + j * SIMD_QUAD);
+            rows[j] = (const char *)(halves + j * SIMD_QUAD);
+        }
+    }
+    if (!is_f8) {
+        dots_pair(sum, x, rows, c, n, dtype, num_rows);
+        return;
+    }
+    dots_pair(sum, x, rows, c, SIMD_PAIR, ATTND_F16, num_rows);
+#pragma GCC unroll 16
+    for (int j = 0; j < num_keys; j++) {
+        rows[j] += SIMD_PAIR * sizeof(uint16_t);
+    }
+    dots_pair(sum, x, rows, c + SIMD_PAIR, SIMD_PAIR, ATTND_F16, num_rows);
+}
+
 // dots computes the scores of num_rows query rows (1, 2 or 4) and VEC_DOTS / num_rows keys from
 // key.
 SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, int32_t key, attnd_dtype dtype,
                       int32_t head_dim, int num_rows) {
+    const int32_t unit = dtype == ATTND_F8E4M3 ? SIMD_QUAD : SIMD_PAIR;
     vec sum[VEC_DOTS];
 #pragma GCC unroll 16
     for (int i = 0; i < VEC_DOTS; i++) {
         sum[i] = vec_zero();
     }
     int32_t c = 0;
-    for (; c + SIMD_PAIR <= head_dim; c += SIMD_PAIR) {
-        dots_pair(sum, x, k, key, c, SIMD_PAIR, dtype, num_rows);
+    for (; c + unit <= head_dim; c += unit) {
+        dots_part(sum, x, k, key, c, unit, dtype, num_rows);
     }
     if (c < head_dim) {
-        dots_pair(sum, x, k, key, c, head_dim - c, dtype, num_rows);
+        dots_part(sum, x, k, key, c, head_dim - c, dtype, num_rows);
     }
     vec_store_dots(sum, num_rows, x->s + key, ATTN_STEP_KEYS);
 }
@@ -120,13 +159,15 @@ SIMD_INLINE void stream_scores(const simd_score *x, const simd_rows *k, int32_t 
     }
 }
 
-// weigh works on num_pairs pairs of columns from column c on; columns tells how many of a pair
-// there are.
+// weigh works on num_pairs pairs of columns from column c on, of which the last has columns
+// columns; of F8E4M3 on pairs of the quad at c, which has columns columns, from pair pair_first on.
 SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32_t columns,
-                       attnd_dtype dtype, int num_rows, int num_pairs) {
+                       attnd_dtype dtype, int num_rows, int num_pairs, int pair_first) {
+    const bool is_f8 = dtype == ATTND_F8E4M3;
     const int num_vecs = num_pairs * 2;
-    const int32_t bytes = SIMD_PAIR * element_bytes(dtype);
+    const int32_t bytes = SIMD_PAIR * (is_f8 ? 2 : element_bytes(dtype));
     const int64_t at = (int64_t)c * element_bytes(dtype);
+    _Alignas(SIMD_LINE) uint16_t halves[SIMD_QUAD];
     vec sum[VEC_SUM_VECS];
 #pragma GCC unroll 16
     for (int i = 0; i < num_rows * num_vecs; i++) {
@@ -134,11 +175,19 @@ SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32
     }
     for (int32_t key = x->first; key < x->end; key++) {
         const char *row = v->row[key] + v->offset + at;
+        if (is_f8) {
+            vec_f8_to_f16(row, columns, halves);
+            prefetch(v, key, at, SIMD_QUAD);
+            row = (const char *)(halves + pair_first * SIMD_PAIR);
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < num_pairs; i++) {
             vec a, b;
-            load_pair(row + i * bytes, dtype, columns, &a, &b);
-            prefetch(v, key, at + i * bytes, bytes);
+            load_pair(row + i * bytes, is_f8 ? ATTND_F16 : dtype, is_f8 ? SIMD_PAIR : columns, &a,
+                      &b);
+            if (!is_f8) {
+                prefetch(v, key, at + i * bytes, bytes);
+            }
 #pragma GCC unroll 4
             for (int r = 0; r < num_rows; r++) {
                 vec weight = vec_set1(x->weights[r * ATTN_STEP_KEYS + key]);
@@ -148,11 +197,23 @@ SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32
             }
         }
     }
+    c += pair_first * SIMD_PAIR;
 #pragma GCC unroll 16
     for (int i = 0; i < num_rows * num_vecs; i++) {
         int r = i / num_vecs;
         float *to = x->acc + r * x->stride_acc + c + i % num_vecs * VEC_LANES;
         vec_store(to, vec_fma(vec_load(to), vec_set1(x->rescale[r]), sum[i]));
+    }
+}
+
+// weigh_quad does a quad of F8E4M3, in two passes where registers are few.
+SIMD_INLINE void weigh_quad(const simd_weigh *x, const simd_rows *v, int32_t c, int32_t columns,
+                            int num_rows) {
+    if (num_rows * 4 <= VEC_SUM_VECS) {
+        weigh(x, v, c, columns, ATTND_F8E4M3, num_rows, 2, 0);
+    } else {
+        weigh(x, v, c, columns, ATTND_F8E4M3, num_rows, 1, 0);
+        weigh(x, v, c, columns, ATTND_F8E4M3, num_rows, 1, 1);
     }
 }
 
@@ -162,14 +223,23 @@ SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, attnd_dty
     const int most = VEC_SUM_VECS / num_rows / 2;
     const int wide = most > 4 ? 4 : most; // pairs
     int32_t c = 0;
+    if (dtype == ATTND_F8E4M3) {
+        for (; c + SIMD_QUAD <= v_head_dim; c += SIMD_QUAD) {
+            weigh_quad(x, v, c, SIMD_QUAD, num_rows);
+        }
+        if (c < v_head_dim) {
+            weigh_quad(x, v, c, v_head_dim - c, num_rows);
+        }
+        return;
+    }
     for (; c + wide * SIMD_PAIR <= v_head_dim; c += wide * SIMD_PAIR) {
-        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, wide);
+        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, wide, 0);
     }
     for (; c + SIMD_PAIR <= v_head_dim; c += SIMD_PAIR) {
-        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, 1);
+        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, 1, 0);
     }
     if (c < v_head_dim) {
-        weigh(x, v, c, v_head_dim - c, dtype, num_rows, 1);
+        weigh(x, v, c, v_head_dim - c, dtype, num_rows, 1, 0);
     }
 }
 

@@ -11,10 +11,7 @@
 enum {
     SIMD_STREAM_ROWS = 4,   // most query rows a KV head of the stream form
     SIMD_DECODE_ROWS = 128, // and of a decode task, whose heads are walked together
-    SIMD_QUAD = 4 * VEC_LANES,
 };
-
-#define SIMD_F8_SCALE 256.0f // by which what vec_f8_to_f16 gives is too small
 
 // simd_order is the order of the columns of q and acc, that in which K and V come out of a load.
 typedef enum simd_order {
@@ -48,6 +45,7 @@ struct simd_work {
     float *q;                   // [head_count, stride_rows, columns], in form->order
     float *acc;                 // [head_count, stride_rows, v_columns], in form->order
     float *m, *d;               // [head_count, stride_rows]
+    simd_logits *logits;        // [head_count]
     float *slopes;              // [head_count, stride_rows] when the row has ALiBi slopes
     float *places;              // [stride_rows]: i + kv_len - q_len
     float *s;                   // [SIMD_TILE_ROWS and padding, ATTN_STEP_KEYS]
@@ -63,7 +61,7 @@ struct simd_work {
 struct simd_head {
     float *q, *acc, *m, *d; // of its rows
     simd_rows k, v;
-    simd_logits logits;
+    const simd_logits *logits;
 };
 
 // carve takes bytes of the scratch, aligned.
@@ -99,6 +97,7 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
     w->acc = carve(&at, states * w->v_columns * f32);
     w->m = carve(&at, (states + pad) * f32);
     w->d = carve(&at, (states + pad) * f32);
+    w->logits = carve(&at, t->head_count * (int64_t)sizeof(*w->logits));
     w->slopes = carve(&at, states * f32);
     w->places = carve(&at, w->stride_rows * f32);
     w->s = carve(&at, (SIMD_TILE_ROWS + SIMD_SHORT_ROWS) * ATTN_STEP_KEYS * f32);
@@ -193,13 +192,27 @@ static inline void load_q(simd_work *w) {
             int64_t state = h * (int64_t)w->stride_rows + r;
             load_row(w->q + state * w->columns, w, (const char *)row->q + at * element,
                      row->rope ? cos_sin : NULL);
-            w->slopes[state] = attn_logit_of(w->p, row, q_head).slope;
+            if (row->alibi_slopes) {
+                w->slopes[state] = attn_logit_of(w->p, row, q_head).slope;
+            }
         }
     }
     for (int32_t h = 0; h < t->head_count; h++) {
         int64_t state = h * (int64_t)w->stride_rows + w->rows;
         memset(w->q + state * w->columns, 0,
                (size_t)(w->stride_rows - w->rows) * (size_t)w->columns * sizeof(float));
+    }
+}
+
+// set_logits fills logits.
+static inline void set_logits(simd_work *w) {
+    const attn_shape *s = &w->p->shape;
+    float more = s->kv_dtype == ATTND_F8E4M3 ? SIMD_F8_SCALE : 1.0f;
+    for (int32_t h = 0; h < w->t->head_count; h++) {
+        int32_t q_head = (w->t->head_first + h) * attn_group(s);
+        attn_logit logit = attn_logit_of(w->p, w->row, q_head);
+        simd_logits_set(&w->logits[h], w->row, &logit, more,
+                        w->slopes + h * (int64_t)w->stride_rows, w->places);
     }
 }
 
