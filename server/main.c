@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
     }
     srv_log_init();
     if (!args.no_keeper) {
-        return srv_keeper_run(argc, argv);
+        return srv_keeper_run(argc, argv, conf.restart_pause_ms);
     }
     return srv_server_run(&args, &conf, &info) ? fail(&info, "", 1) : 0;
 }

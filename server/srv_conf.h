@@ -41,6 +41,7 @@ typedef struct srv_conf {
     char log_level[SRV_CONF_TEXT_BYTES];
     uint64_t drain_timeout_ms;
     uint64_t reattach_timeout_ms;
+    uint64_t restart_pause_ms;
     // [cache]
     uint64_t memory_bytes, slab_bytes;
     uint64_t block_tokens, max_blocks, max_sequences, max_seq_blocks, max_models;

@@ -30,7 +30,7 @@ enum {
     CALM_MS = 10000, // a worker that served as long did not die of its start
     CALM_DEATHS = 5, // sooner ones in a row that are put up with without a pause
     PAUSE_MS = 100,  // then, doubled each time,
-    MAX_PAUSE_MS = 10000,
+    FORK_PAUSE_MS = 1000,
     EMPTY_AFTER = 3, // starts in a row without a worker that is ready
     FAIL_AFTER = 6,
 };
@@ -51,7 +51,7 @@ typedef struct keeper {
     bool ready, was_ready;    // this worker, any worker
     bool stopping, watched;
     uint32_t failed, deaths; // in a row: starts, workers that served for less than CALM_MS
-    uint64_t ready_ms, start_at_ms;
+    uint64_t ready_ms, start_at_ms, max_pause_ms;
 } keeper;
 
 // ---- descriptors
@@ -229,7 +229,7 @@ static void start(keeper *k) {
     }
     k->ready = false;
     k->worker = child > 0 ? child : 0;
-    k->start_at_ms = child > 0 ? UINT64_MAX : attnd_clock_ms() + MAX_PAUSE_MS;
+    k->start_at_ms = child > 0 ? UINT64_MAX : attnd_clock_ms() + FORK_PAUSE_MS;
     if (child < 0) {
         attnd_log(ATTND_LOG_ERROR, "keeper", "fork: %s", strerror(errno));
     }
@@ -250,7 +250,7 @@ static uint64_t pause_after(keeper *k) {
     }
     uint32_t doublings = k->deaths > CALM_DEATHS ? k->deaths - CALM_DEATHS : k->failed;
     uint64_t ms = doublings ? (uint64_t)PAUSE_MS << (doublings < 10 ? doublings - 1 : 9) : 0;
-    return ms < MAX_PAUSE_MS ? ms : MAX_PAUSE_MS;
+    return ms < k->max_pause_ms ? ms : k->max_pause_ms;
 }
 
 // ended looks at a worker's end; true when the keeper ends, too, with *status.
@@ -324,11 +324,13 @@ static bool open_all(keeper *k) {
     return true;
 }
 
-int srv_keeper_run(int argc, char **argv) {
+int srv_keeper_run(int argc, char **argv, uint64_t max_pause_ms) {
     static keeper k;
     int status = 1;
-    k = (keeper){
-        .argv = argv, .above = getenv("NOTIFY_SOCKET"), .watched = srv_notify_watchdog_ms() != 0};
+    k = (keeper){.argv = argv,
+                 .max_pause_ms = max_pause_ms,
+                 .above = getenv("NOTIFY_SOCKET"),
+                 .watched = srv_notify_watchdog_ms() != 0};
     if (argc > MAX_ARGS) {
         fprintf(stderr, "attnd: more than %d arguments\n", MAX_ARGS);
         return 2;

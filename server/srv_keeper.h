@@ -18,8 +18,10 @@
 #ifndef ATTND_SERVER_SRV_KEEPER_H
 #define ATTND_SERVER_SRV_KEEPER_H
 
+#include <stdint.h>
+
 // srv_keeper_run runs workers with the command line argv and --no-keeper until one ends for good;
-// returns the exit status.
-int srv_keeper_run(int argc, char **argv);
+// returns the exit status.  max_pause_ms is server.restart_pause.
+int srv_keeper_run(int argc, char **argv, uint64_t max_pause_ms);
 
 #endif
