@@ -289,8 +289,6 @@ START_TEST(clients_that_come_and_go_leave_neither_memory_nor_descriptors) {
 }
 END_TEST
 
-#if ATTND_HAVE_SYSTEMD
-
 // hear waits for a notification that contains text.
 static void hear(int fd, const char *text) {
     char got[512];
@@ -324,8 +322,6 @@ START_TEST(systemd_hears_ready_alive_and_stopping) {
 }
 END_TEST
 
-#endif
-
 static Suite *suite(void) {
     Suite *all = suite_create("faults");
     TCase *tc = tcase_create("faults");
@@ -336,9 +332,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_daemon_killed_under_its_clients_is_a_lost_connection);
     tcase_add_test(tc, two_signals_under_a_flood_end_the_daemon_cleanly);
     tcase_add_test(tc, clients_that_come_and_go_leave_neither_memory_nor_descriptors);
-#if ATTND_HAVE_SYSTEMD
     tcase_add_test(tc, systemd_hears_ready_alive_and_stopping);
-#endif
     suite_add_tcase(all, tc);
     return all;
 }

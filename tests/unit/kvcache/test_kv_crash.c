@@ -56,6 +56,14 @@ static void open_step(uint32_t model, uint32_t a, uint32_t new_a, uint32_t b, ui
     }
 }
 
+// move_rows gathers rows path [num] of sequence i of the step, as a tree's commit does before it.
+static void move_rows(uint32_t i, const uint32_t *path, uint32_t num) {
+    kv_copy moves[16];
+    uint32_t listed;
+    ATTND_CK_OK(kv_step_moves(f.kv, step, i, path, num, moves, 16, &listed, &f.info));
+    ATTND_CK_OK(kv_copy_run(f.kv, moves, listed, &f.info));
+}
+
 static void commit(uint32_t a, uint32_t b) {
     uint32_t num, model, accepted[2] = {a, b};
     kv_step_get(f.kv, 0, step, &num, &model);
@@ -145,6 +153,18 @@ static bool run_op(uint32_t k) {
     case 29:
         ATTND_CK_OK(kv_step_abort(f.kv, (kv_request){0}, step));
         return true;
+    case 30: // a tree of seven rows, of which a path is accepted
+        return open_step(two, 2, 7, 2, 0), true;
+    case 31:
+        move_rows(0, (const uint32_t[]){0, 2, 5}, 3);
+        return commit(3, 0), true;
+    case 32:
+        return fork_of(2, 5), true;
+    case 33: // both last blocks are copied, then a path goes over the edge of a block
+        return open_step(two, 5, 9, 2, 2), true;
+    case 34:
+        move_rows(0, (const uint32_t[]){1, 3, 4, 8}, 4);
+        return commit(4, 2), true;
     default:
         return false;
     }
