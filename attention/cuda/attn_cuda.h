@@ -33,6 +33,10 @@
 //              of a row are added up in one order, so its bits depend on nothing else.
 //
 // A row must not attend to tokens that another row of the same launch appends.
+//
+// On sm_90 a launch may begin before the kernel in front of it in the stream has ended
+// (programmatic dependent launch).  Until that one has ended, it reads the plan and the block
+// tables alone: write these by copies or by earlier kernels, not by the very kernel in front.
 #ifndef ATTND_ATTENTION_CUDA_ATTN_CUDA_H
 #define ATTND_ATTENTION_CUDA_ATTN_CUDA_H
 

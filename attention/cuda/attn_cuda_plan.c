@@ -68,13 +68,11 @@ attnd_err attn_cuda_check_shape(const attn_shape *s, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
-static attnd_err check_lengths(const attn_shape *s, const attn_row *row, uint32_t i,
-                               attnd_errinfo *info) {
+static attnd_err check_lengths(int32_t most, const attn_row *row, uint32_t i, attnd_errinfo *info) {
     FAIL_IF(row->kv_len < 0 || row->kv_len > ATTN_MAX_TOKENS, ATTND_EINVAL, "kv_len",
             "row %u: kv_len %d is not from 0 to %d", i, row->kv_len, ATTN_MAX_TOKENS);
-    FAIL_IF(row->q_len < 0 || row->q_len > ATTN_MAX_TOKENS / (s->q_heads / s->kv_heads),
-            ATTND_EINVAL, "q_len", "row %u: q_len %d is not from 0 to %d", i, row->q_len,
-            ATTN_MAX_TOKENS / (s->q_heads / s->kv_heads));
+    FAIL_IF(row->q_len < 0 || row->q_len > most, ATTND_EINVAL, "q_len",
+            "row %u: q_len %d is not from 0 to %d", i, row->q_len, most);
     FAIL_IF(row->new_len < 0 || row->new_len > row->kv_len, ATTND_EINVAL, "new_len",
             "row %u: new_len %d is not from 0 to kv_len %d", i, row->new_len, row->kv_len);
     FAIL_IF(row->q_first < 0 || row->q_first > row->q_len, ATTND_EINVAL, "q_first",
@@ -144,9 +142,14 @@ static attnd_err check_tensor(const char *field, const void *data, int64_t strid
     return ATTND_OK;
 }
 
+// most_queries is the longest q_len whose query rows can be counted.
+static int32_t most_queries(const attn_shape *s) {
+    return ATTN_MAX_TOKENS / (s->q_heads / s->kv_heads);
+}
+
 attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
                               attnd_errinfo *info) {
-    TRY(check_lengths(&p->shape, row, i, info));
+    TRY(check_lengths(most_queries(&p->shape), row, i, info));
     return check_logits(p, row, prefill, i, info);
 }
 
@@ -160,9 +163,10 @@ static attnd_err check_offset(const char *field, const attn_params *p, uint64_t 
     return ATTND_OK;
 }
 
-static attnd_err check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
-                           attnd_errinfo *info) {
-    TRY(attn_cuda_check_row(p, row, prefill, i, info));
+static attnd_err check_row(const attn_params *p, const attn_row *row, bool prefill, int32_t most,
+                           uint32_t i, attnd_errinfo *info) {
+    TRY(check_lengths(most, row, i, info));
+    TRY(check_logits(p, row, prefill, i, info));
     if (row->q_count > 0) {
         TRY(check_tensor("q", row->q, row->stride_q_token, row->stride_q_head, i, info));
         TRY(check_tensor("out", row->out, row->stride_out_token, row->stride_out_head, i, info));
@@ -197,7 +201,11 @@ typedef struct maker {
     const attn_cuda_limits *limits;
     attn_cuda_record *records;
     attn_cuda_head *head;
-    uint64_t tiles, heads; // sums over records, a head
+    int32_t group;          // query heads a KV head
+    int32_t heads_at_once;  // of the group, in a record
+    int32_t tokens_at_once; // in a record
+    uint32_t heads_inverse; // of heads_at_once
+    uint64_t tiles, heads;  // sums over records, a head
     uint32_t query_rows;
     float scale_log2; // of rows without a scale
 } maker;
@@ -288,6 +296,11 @@ static void set_span(const attn_row *row, int32_t token, attn_cuda_record *r) {
     r->slot_first = 0;
 }
 
+// inverse returns x with i * x >> 16 = i / heads, for i and heads up to ATTN_CUDA_QUERY_ROWS.
+static uint32_t inverse(int32_t heads) {
+    return 65536 / (uint32_t)heads + 1;
+}
+
 // add_record appends one record of a row: tokens [token, token + tokens), heads [head, head +
 // heads) of each group.
 static attnd_err add_record(maker *m, const attn_row *row, int32_t token, int32_t tokens,
@@ -299,11 +312,9 @@ static attnd_err add_record(maker *m, const attn_row *row, int32_t token, int32_
     set_queries(row, token, tokens, r);
     r->head_first = head;
     r->heads = heads;
-    r->heads_inverse = 65536 / (uint32_t)heads + 1;
+    r->heads_inverse = heads == m->heads_at_once ? m->heads_inverse : inverse(heads);
     r->flags = row->flags | (appends ? ATTN_CUDA_APPENDS : 0) |
-               (tokens * heads < row->q_count * (m->p->shape.q_heads / m->p->shape.kv_heads)
-                    ? ATTN_CUDA_REREAD
-                    : 0) |
+               (tokens * heads < row->q_count * m->group ? ATTN_CUDA_REREAD : 0) |
                (row->rope && row->rope->interleaved ? ATTN_CUDA_INTERLEAVED : 0);
     set_seen(row, r);
     set_span(row, token, r);
@@ -317,9 +328,9 @@ static attnd_err add_record(maker *m, const attn_row *row, int32_t token, int32_
 // add_row cuts the query rows of a row into records.  The last one appends: it reads the newest
 // keys anyway.
 static attnd_err add_row(maker *m, const attn_row *row, attnd_errinfo *info) {
-    int32_t group = m->p->shape.q_heads / m->p->shape.kv_heads;
-    int32_t heads = group < ATTN_CUDA_QUERY_ROWS ? group : ATTN_CUDA_QUERY_ROWS;
-    int32_t tokens = ATTN_CUDA_QUERY_ROWS / heads;
+    int32_t group = m->group;
+    int32_t heads = m->heads_at_once;
+    int32_t tokens = m->tokens_at_once;
     int32_t end = row->q_first + row->q_count;
     for (int32_t token = row->q_first; token < end; token += tokens) {
         int32_t num = end - token < tokens ? end - token : tokens;
@@ -456,7 +467,8 @@ static void place_starts(maker *m) {
         }
         uint32_t inside = (uint32_t)position - m->records[record].line_first;
         uint32_t length = m->records[record].length;
-        starts[cta] = (attn_cuda_start){record, inside / length, inside % length, 0};
+        uint32_t kv_head = inside / length;
+        starts[cta] = (attn_cuda_start){record, kv_head, inside - kv_head * length, 0};
     }
 }
 
@@ -469,11 +481,16 @@ attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
                .limits = limits,
                .head = head,
                .records = attn_cuda_records(head, limits->num_ctas),
+               .group = p->shape.q_heads / p->shape.kv_heads,
                .scale_log2 = (float)(LOG2_E / sqrt((double)p->shape.head_dim))};
+    m.heads_at_once = m.group < ATTN_CUDA_QUERY_ROWS ? m.group : ATTN_CUDA_QUERY_ROWS;
+    m.tokens_at_once = ATTN_CUDA_QUERY_ROWS / m.heads_at_once;
+    m.heads_inverse = inverse(m.heads_at_once);
+    const int32_t most = most_queries(&p->shape);
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < p->num_rows && err == ATTND_OK; i++) {
         const attn_row *row = &p->rows[i];
-        err = check_row(p, row, limits->prefill.least_rows != 0, i, info);
+        err = check_row(p, row, limits->prefill.least_rows != 0, most, i, info);
         if (err == ATTND_OK && !attn_prefill_takes(p, row, &limits->prefill)) {
             err = add_row(&m, row, info);
         }

@@ -17,10 +17,11 @@ typedef struct attn_cuda_piece {
     int32_t tile_first, num_tiles;
     int32_t part, num_parts; // num_parts > 1: its state goes to a slot
     int32_t is_shared;       // the head begins in another CTA
+    int32_t is_last;         // of the CTA
     // Slots of part 0 and of part 1, and from there on to the next.
     uint32_t slot_first, slot_second, slot_step;
     uint32_t slot_rows; // query rows of a slot
-    int32_t reserved[2];
+    int32_t reserved;
 } attn_cuda_piece;
 
 typedef struct attn_cuda_walk {
@@ -83,6 +84,7 @@ ATTN_CUDA_BOTH void attn_cuda_walk_part(attn_cuda_walk *w, const attn_cuda_recor
     piece->slot_step = 1;
     piece->is_shared = w->position - w->offset < w->cta * w->share;
     attn_cuda_walk_advance(w, 1, r->length);
+    piece->is_last = w->left == 0;
 }
 
 // attn_cuda_walk_share is the next piece when positions are tiles: what is left of the head, as far
@@ -106,6 +108,7 @@ ATTN_CUDA_BOTH bool attn_cuda_walk_share(attn_cuda_walk *w, const attn_cuda_reco
     piece->part = 0;
     piece->num_parts = 1;
     piece->is_shared = head_start < w->cta * w->share;
+    piece->is_last = w->left == 0;
     if (end - first < tiles) {
         uint32_t cta_first = (head_start + overhead) / w->share;
         uint32_t cta_last = (head_start + r->length - 1) / w->share;

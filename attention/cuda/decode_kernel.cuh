@@ -48,12 +48,14 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
     decode_rows<Traits, kNt> rows;
     rows.begin(r, ptx::s_addr(s_queries), (warp & ((1 << sets_log2) - 1)) * 8 * kNt, at);
 
-    // Stages.  Every warp passes all of them, so that a stage is free when all have.
+    // Stages, the newest keys first.  Every warp passes all of them, so that a stage is free when
+    // all have; it computes each tile whose number, modulo how many warps share the query rows, is
+    // its own.
     const int32_t first_key = item.piece.tile_first * Traits::kTile;
     const int32_t end_key = min(first_key + item.piece.num_tiles * Traits::kTile, r.kv_len);
-    int32_t key = first_key & ~(Traits::kStageTokens - 1);
+    int32_t key = (end_key - 1) & ~(Traits::kStageTokens - 1);
     decode_ring ring = s.rings[warp];
-    for (;; key += Traits::kStageTokens) {
+    for (;; key -= Traits::kStageTokens) {
         const int32_t first = max(key, first_key), end = min(key + Traits::kStageTokens, end_key);
         auto &stage = s.stages[ring.index()];
         ring.wait_full(s.full);
@@ -61,9 +63,10 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
             decode_append<Traits>(item, args, stage.k, stage.v, key,
                                   max(first, r.kv_len - r.new_len), end, ptx::thread());
         }
+        const int sharing = Traits::kWarps >> sets_log2;
+        int n = ((ptx::thread() / 32 >> sets_log2) - key / Traits::kTile) & (sharing - 1);
 #pragma unroll 1
-        for (int n = ptx::thread() / 32 >> sets_log2; n < Traits::kStageTiles;
-             n += Traits::kWarps >> sets_log2) {
+        for (; n < Traits::kStageTiles; n += sharing) {
             const int32_t tile_key = key + n * Traits::kTile;
             if (tile_key >= first && tile_key < end && num_rows > 0) {
                 const uint32_t offset = (uint32_t)(n * Traits::kTile * Traits::kRowBytes);
@@ -71,7 +74,7 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
                           tile_key, at);
             }
         }
-        if (key + Traits::kStageTokens >= end_key) {
+        if (key <= first_key) {
             break;
         }
         decode_release(s.empty, ring);
@@ -81,8 +84,7 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
     // Epilogue, in the last stage.
     if (num_rows > 0) {
         auto &stage = s.stages[ring.index()];
-        decode_merge<Traits>(s, args, item)
-            .finish(rows, ptx::s_addr(stage.k), ptx::s_addr(stage.v));
+        decode_merge<Traits>(s, args, item).finish(rows, ptx::s_addr(stage.k));
         decode_fence<Traits>();
     }
     decode_release(s.empty, ring);
@@ -114,9 +116,8 @@ __device__ bool decode_next(typename Traits::smem &s, const decode_args &args) {
     const bool is_end = done.piece.kv_head < 0;
     const decode_item &last = is_end ? s.shared_item : done;
     if (last.piece.num_parts > 1 && last.piece.part == last.piece.num_parts - 1) {
-        if (is_end || !last.piece.is_shared) {
-            decode_merge<Traits>(s, args, last)
-                .merge_parts((float *)decode_queries<Traits>(s, place));
+        if (is_end || !last.piece.is_shared || last.piece.is_last) {
+            decode_merge<Traits>(s, args, last).merge_parts();
         } else if (thread < (int)sizeof(decode_item) / 16) {
             ((uint4 *)&s.shared_item)[thread] = ((const uint4 *)&done)[thread];
         }

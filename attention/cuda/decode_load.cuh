@@ -2,9 +2,14 @@
 // and fills the buffers, item after item: the record and the queries, then K and V of the tiles, in
 // stages.  It runs ahead of the consumers as far as the buffers go, across items.
 //
-// A stage holds keys [n, n + 1) * kStageTokens of the sequence, as far as the piece goes.  A lane
-// stands for one run, the tokens of a block that fall into one stage: the block table of 32 runs is
-// read by one load, a batch ahead, and the runs of a stage are copied by as many lanes at once.
+// A launch may begin while the one before it ends.  Until begin(), the loader reads what no kernel
+// writes, the plan and the block tables, and prefetches; everything else waits.
+//
+// A stage holds keys [n, n + 1) * kStageTokens of the sequence, as far as the piece goes.  The
+// newest keys come first: rotating and writing appended tokens hides behind the loads that follow.
+// A lane stands for one run, the tokens of a block that fall into one stage: the block table of 32
+// runs is read by one load, a batch ahead, and the runs of a stage are copied by as many lanes at
+// once.
 #ifndef ATTND_ATTENTION_CUDA_DECODE_LOAD_CUH
 #define ATTND_ATTENTION_CUDA_DECODE_LOAD_CUH
 
@@ -17,6 +22,7 @@ struct decode_loader {
     const int lane;
     const uint64_t once;
     decode_ring ring, items;
+    bool is_waiting = true;
 
     __device__ decode_loader(typename Traits::smem &smem, const decode_args &a)
         : s(smem), args(a), lane((int)threadIdx.x % 32), once(ptx::policy_evict_first()) {}
@@ -134,37 +140,79 @@ struct decode_loader {
                                              : __ldg(from.table + run / args.block_tokens);
     }
 
-    // load_tiles fills a stage for each kStageTokens keys.  run_key is the first key
-    // of the lane's run in the first of them, next_entry its block.
-    __device__ void load_tiles(const source &from, int32_t run_key, uint32_t next_entry) {
+    // run_place is what of a lane's run is read, from the pool.
+    struct run_place {
+        int32_t first; // key
+        uint32_t bytes;
+        int64_t offset; // from the head's K or V in block 0
+    };
+
+    __device__ run_place place_of(const source &from, int32_t run_key, uint32_t entry) const {
         const uint32_t block_tokens = (uint32_t)args.block_tokens;
-        const int run_log2 = args.run_tokens_log2;
-        const int runs_log2 = Traits::kStageTokensLog2 - run_log2;  // of a stage
-        int32_t key = from.first_key & ~(Traits::kStageTokens - 1); // of the stage
-        while (key < from.end_key) {
-            const int32_t run_first = max(run_key, from.first_key);
-            const int32_t run_end = min(run_key + (1 << run_log2), min(from.end_key, from.old_len));
-            const uint32_t in_block = args.block_tokens_log2 >= 0
-                                          ? (uint32_t)run_first & (block_tokens - 1)
-                                          : (uint32_t)run_first % block_tokens;
-            const int64_t offset =
-                (int64_t)(next_entry * args.block_stride + in_block * Traits::kRowBytes);
-            const uint32_t bytes = (uint32_t)max(run_end - run_first, 0) * Traits::kRowBytes;
+        const int32_t first = max(run_key, from.first_key);
+        const int32_t end =
+            min(run_key + (1 << args.run_tokens_log2), min(from.end_key, from.old_len));
+        const uint32_t in_block = args.block_tokens_log2 >= 0 ? (uint32_t)first & (block_tokens - 1)
+                                                              : (uint32_t)first % block_tokens;
+        return {first, (uint32_t)max(end - first, 0) * Traits::kRowBytes,
+                (int64_t)(entry * args.block_stride + in_block * Traits::kRowBytes)};
+    }
+
+    // first_run is the first key of the lane's run among those of the last stages of a piece, which
+    // come first.
+    __device__ int32_t first_run(const source &from) const {
+        const int runs_log2 = Traits::kStageTokensLog2 - args.run_tokens_log2;
+        return ((from.end_key - 1) & ~(Traits::kStageTokens - 1)) -
+               (lane >> runs_log2) * Traits::kStageTokens +
+               ((lane & ((1 << runs_log2) - 1)) << args.run_tokens_log2);
+    }
+
+    // prefetch brings what will fill the first stages to L2, while the launch before this one still
+    // runs.  Whatever that one writes there afterwards is seen all the same: L2 is one for all SMs.
+    __device__ void prefetch(const source &from, int32_t run_key, uint32_t entry) const {
+        const int runs_log2 = Traits::kStageTokensLog2 - args.run_tokens_log2;
+        const run_place run = place_of(from, run_key, entry);
+        if (run.bytes > 0 && lane >> runs_log2 < Traits::kEarlyStages) {
+            ptx::bulk_prefetch(from.k + run.offset, run.bytes, once);
+            ptx::bulk_prefetch(from.v + run.offset, run.bytes, once);
+        }
+    }
+
+    // begin waits, once, for what came before this launch, which may have begun early.
+    __device__ void begin() {
+        if (is_waiting) {
+            decode_grid_wait<Traits>();
+            is_waiting = false;
+        }
+    }
+
+    // load_tiles fills a stage for each kStageTokens keys, the newest first, and hands the piece
+    // over when the first of them is on its way.  run_key is the lane's first_run, next_entry its
+    // block.
+    __device__ void load_tiles(const source &from, int32_t run_key, uint32_t next_entry,
+                               const attn_cuda_piece &piece, const attn_cuda_record *r) {
+        const int runs_log2 = Traits::kStageTokensLog2 - args.run_tokens_log2; // of a stage
+        int32_t key = (from.end_key - 1) & ~(Traits::kStageTokens - 1);        // of the stage
+        bool is_first = true;
+        while (key + Traits::kStageTokens > from.first_key) {
+            const run_place run = place_of(from, run_key, next_entry);
             const uint32_t at =
-                (uint32_t)(run_first & (Traits::kStageTokens - 1)) * Traits::kRowBytes;
-            run_key += 32 << run_log2;
+                (uint32_t)(run.first & (Traits::kStageTokens - 1)) * Traits::kRowBytes;
+            run_key -= 32 << args.run_tokens_log2;
             next_entry = entry_of(from, run_key);
 #pragma unroll 1
-            for (int i = 0; i < 32 >> runs_log2 && key < from.end_key; i++) {
+            for (int i = 0; i < 32 >> runs_log2 && key + Traits::kStageTokens > from.first_key;
+                 i++) {
                 const int32_t first = max(key, from.first_key);
                 const int32_t end = min(key + Traits::kStageTokens, from.end_key);
-                const uint32_t my_bytes = lane >> runs_log2 == i ? bytes : 0;
+                const uint32_t my_bytes = lane >> runs_log2 == i ? run.bytes : 0;
                 const uint32_t s_bar = ptx::s_addr(&s.full[ring.index()]);
                 const uint32_t s_k = ptx::s_addr(s.stages[ring.index()].k);
                 const uint32_t s_v = ptx::s_addr(s.stages[ring.index()].v);
                 ring.wait_empty(s.empty);
-                copy(s_k + at, from.k + offset, my_bytes, s_bar, from.is_once);
-                copy(s_v + at, from.v + offset, my_bytes, s_bar, from.is_once);
+                begin();
+                copy(s_k + at, from.k + run.offset, my_bytes, s_bar, from.is_once);
+                copy(s_v + at, from.v + run.offset, my_bytes, s_bar, from.is_once);
                 if (end > from.old_len) {
                     const int32_t first_new = max(first, from.old_len);
                     copy_new(s_k, key, first_new, end, from.k_new, from.k_new_bytes, from.old_len,
@@ -174,7 +222,11 @@ struct decode_loader {
                 }
                 commit((uint32_t)(end - first) * 2 * Traits::kRowBytes, s_bar);
                 ring.advance(Traits::kStages);
-                key += Traits::kStageTokens;
+                key -= Traits::kStageTokens;
+                if (is_first) {
+                    is_first = false;
+                    load_item(piece, r);
+                }
             }
         }
     }
@@ -183,18 +235,20 @@ struct decode_loader {
         attn_cuda_walk walk;
         attn_cuda_piece piece;
         attn_cuda_walk_init(&walk, args.plan, gridDim.x, blockIdx.x, (uint32_t)args.kv_heads);
-        bool is_first = true;
         while (const attn_cuda_record *r = attn_cuda_walk_next(&walk, &piece)) {
             const source from(piece, *r, args);
-            const int32_t run_key =
-                (from.first_key & ~(Traits::kStageTokens - 1)) + (lane << args.run_tokens_log2);
-            if (is_first) {
-                decode_grid_wait<Traits>();
-                is_first = false;
+            const int32_t run_key = first_run(from);
+            const uint32_t entry = entry_of(from, run_key);
+            if (piece.num_tiles == 0) {
+                load_item(piece, r);
+                continue;
             }
-            const uint32_t entry = entry_of(from, run_key); // comes while the item is handed over
-            load_item(piece, r);
-            load_tiles(from, run_key, entry);
+            if constexpr (Traits::kEarlyStages > 0) {
+                if (is_waiting) {
+                    prefetch(from, run_key, entry);
+                }
+            }
+            load_tiles(from, run_key, entry, piece, r);
         }
         load_item(piece, nullptr);
     }

@@ -15,7 +15,7 @@ template <typename Traits>
 struct decode_merge {
     static constexpr int kQuads = Traits::kDim / 4; // float4s of an output row
     static constexpr int kSlotBytes = 8 * Traits::kDim * 4;
-    static_assert(Traits::kWarps * kSlotBytes <= Traits::kStageBytes,
+    static_assert(Traits::kWarps * kSlotBytes <= 2 * Traits::kStageBytes,
                   "a stage holds what the warps have of 8 query rows");
 
     typename Traits::smem &s;
@@ -98,7 +98,7 @@ struct decode_merge {
 
     // gather adds up dims [4 * quad, + 4) of a query row over the warps that share it.
     template <int kNt>
-    __device__ void gather(int sets_log2, int row, int quad, uint32_t s_k, uint32_t s_v) const {
+    __device__ void gather(int sets_log2, int row, int quad, uint32_t s_stage) const {
         const int first = kNt == 1 ? 0 : row / 16, in_warp = row % (8 * kNt);
         const float m = top<kNt>(sets_log2, first, in_warp);
         float d = 0;
@@ -109,8 +109,7 @@ struct decode_merge {
             if (warp < Traits::kWarps) {
                 float2 state = s.states[warp][in_warp];
                 d += state.y * ptx::exp2(state.x - m);
-                float4 x =
-                    ptx::s_load_f32(quad_address(in_warp < 8 ? s_k : s_v, warp, in_warp % 8, quad));
+                float4 x = ptx::s_load_f32(quad_address(s_stage, warp, in_warp % 8, quad));
                 o.x += x.x;
                 o.y += x.y;
                 o.z += x.z;
@@ -150,9 +149,9 @@ struct decode_merge {
         }
     }
 
-    // finish merges the warps.  s_k and s_v are K and V of the item's last stage.
+    // finish merges the warps, in the item's last stage, 8 query rows of each set at a time.
     template <int kNt>
-    __device__ void finish(const decode_rows<Traits, kNt> &rows, uint32_t s_k, uint32_t s_v) {
+    __device__ void finish(const decode_rows<Traits, kNt> &rows, uint32_t s_stage) {
         const int sets_log2 = decode_sets_log2<kNt>(r.tokens * r.heads);
         const decode_lane at(thread % 32);
 #pragma unroll
@@ -168,15 +167,20 @@ struct decode_merge {
                 }
             }
         }
-        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // states written, last tiles read
+        const int num_rows = r.tokens * r.heads;
+        const int padded = (num_rows + 8 * kNt - 1) / (8 * kNt) * 8;
 #pragma unroll
         for (int nt = 0; nt < kNt; nt++) {
-            put(rows, sets_log2, nt, nt == 0 ? s_k : s_v, at);
-        }
-        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // sums written
+            ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // states written, stage read
+            put(rows, sets_log2, nt, s_stage, at);
+            ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // sums written
 #pragma unroll 1
-        for (int i = thread; i < r.tokens * r.heads * kQuads; i += Traits::kConsumers) {
-            gather<kNt>(sets_log2, i / kQuads, i % kQuads, s_k, s_v);
+            for (int i = thread; i < padded * kQuads; i += Traits::kConsumers) {
+                const int j = i / kQuads, row = j / 8 * (8 * kNt) + nt * 8 + j % 8;
+                if (row < num_rows) {
+                    gather<kNt>(sets_log2, row, i % kQuads, s_stage);
+                }
+            }
         }
     }
 
@@ -189,108 +193,102 @@ struct decode_merge {
         return is_there(make_float2(v.x, v.y)) && is_there(make_float2(v.z, v.w));
     }
 
-    // weigh_parts makes the weights of parts [first, first + num) of all query rows, num <= 31, a
-    // lane each: exp2(m_i - m).  Lane 31 has the weight of what was merged before.
-    __device__ void weigh_parts(int first, int num, float *s_weights) const {
-        const int lane = thread % 32;
-        const float none = __uint_as_float(~0u);
+    // merge_parts merges the slots of all parts, in ascending order, writes the result, and leaves
+    // the slots as they were before the launch.  A thread takes four dims of a query row.
+    __device__ void merge_parts() const {
+        const float2 none = make_float2(__uint_as_float(~0u), __uint_as_float(~0u));
+        const int num_rows = r.tokens * r.heads;
 #pragma unroll 1
-        for (int row = thread / 32; row < r.tokens * r.heads; row += Traits::kWarps) {
-            float2 &s_state = s.states[row / 16][row % 16];
-            const float2 before = first > 0 ? s_state : make_float2(DECODE_NO_MAX, 0);
-            float2 state = lane == 31 ? before : make_float2(DECODE_NO_MAX, 0);
-            if (lane < num) {
-                float2 *g_state =
-                    (float2 *)(slot(first + lane) + item.piece.slot_rows * Traits::kDim + row * 2);
-                do {
-                    state = ptx::g_load_now(g_state);
-                } while (!is_there(state));
-                *g_state = make_float2(none, none);
-            }
-            float m = state.x;
-#pragma unroll
-            for (int i = 16; i > 0; i /= 2) {
-                m = fmaxf(m, __shfl_xor_sync(~0u, m, i));
-            }
-            const float weight = ptx::exp2(state.x - m);
-            float d = state.y * weight;
-#pragma unroll
-            for (int i = 16; i > 0; i /= 2) {
-                d += __shfl_xor_sync(~0u, d, i);
-            }
-            s_weights[row * 32 + lane] = weight;
-            __syncwarp(); // all have read what was merged before
-            if (lane == 0) {
-                s_state = make_float2(m, d);
+        for (int i = thread; i < num_rows * kQuads; i += Traits::kConsumers) {
+            merge_quad(i / kQuads, i % kQuads);
+        }
+        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // states read
+#pragma unroll 1
+        for (int part = thread / 32; part < item.piece.num_parts; part += Traits::kWarps) {
+            float2 *g_states = (float2 *)(slot(part) + item.piece.slot_rows * Traits::kDim);
+            for (int row = thread % 32; row < num_rows; row += 32) {
+                g_states[row] = none;
             }
         }
     }
 
-    // add_parts adds up the sums of a quad over these parts.
-    __device__ float4 add_parts(int first, int num, int row, int quad,
-                                const float *s_weights) const {
-        constexpr int kAtOnce = 8; // loads in flight
+  private:
+    static constexpr int kAtOnce = 16; // parts whose loads are under way
+
+    // part_place is where a thread's words of a part lie: a row's state, and four sums of it.
+    struct part_place {
+        char *g_state, *g_sums;
+        __device__ void advance(int64_t bytes) {
+            g_state += bytes;
+            g_sums += bytes;
+        }
+    };
+
+    // look loads states and sums of up to kAtOnce parts, and returns whether all of them are there.
+    // The second part lies to_second bytes behind the first, each further one step bytes.
+    __device__ bool look(float2 (&state)[kAtOnce], float4 (&x)[kAtOnce], part_place at, int num,
+                         int64_t to_second, int64_t step) const {
+        bool there = true;
+#pragma unroll
+        for (int k = 0; k < kAtOnce; k++) {
+            state[k] = make_float2(DECODE_NO_MAX, 0);
+            x[k] = make_float4(0, 0, 0, 0);
+            if (k < num) {
+                state[k] = ptx::g_load_now((const float2 *)at.g_state);
+                x[k] = ptx::g_load_now((const float4 *)at.g_sums);
+            }
+            at.advance(k == 0 ? to_second : step);
+        }
+#pragma unroll
+        for (int k = 0; k < kAtOnce; k++) {
+            there = there && is_there(state[k]) && is_there(x[k]);
+        }
+        return there;
+    }
+
+    __device__ void merge_quad(int row, int quad) const {
         const float none = __uint_as_float(~0u);
+        const int64_t slot_bytes = item.piece.slot_rows * (Traits::kDim + 4) * 4;
+        const int64_t step = item.piece.slot_step * slot_bytes;
+        int64_t to_second = (int64_t)(item.piece.slot_second - item.piece.slot_first) * slot_bytes;
+        char *g_slot = (char *)slot(0);
+        part_place at = {g_slot + item.piece.slot_rows * Traits::kDim * 4 + row * 8,
+                         g_slot + (row * Traits::kDim + quad * 4) * 4};
+        float m = DECODE_NO_MAX, d = 0;
         float4 o = make_float4(0, 0, 0, 0);
 #pragma unroll 1
-        for (int i = 0; i < num; i += kAtOnce) {
+        for (int left = item.piece.num_parts; left > 0; left -= kAtOnce) {
+            float2 state[kAtOnce];
             float4 x[kAtOnce];
+            while (!look(state, x, at, left, to_second, step)) {
+            }
+            float top = m;
 #pragma unroll
             for (int k = 0; k < kAtOnce; k++) {
-                if (i + k < num) {
-                    x[k] = ptx::g_load_now((float4 *)(slot(first + i + k) + row * Traits::kDim) +
-                                           quad);
-                }
+                top = fmaxf(top, state[k].x);
+            }
+            const float shrink = ptx::exp2(m - top);
+            m = top;
+            d *= shrink;
+            o = make_float4(o.x * shrink, o.y * shrink, o.z * shrink, o.w * shrink);
+#pragma unroll
+            for (int k = 0; k < kAtOnce; k++) {
+                const float w = ptx::exp2(state[k].x - m);
+                d = fmaf(state[k].y, w, d);
+                o = make_float4(fmaf(x[k].x, w, o.x), fmaf(x[k].y, w, o.y), fmaf(x[k].z, w, o.z),
+                                fmaf(x[k].w, w, o.w));
+            }
+            if (left <= kAtOnce) {
+                write(row, quad, o, m, d);
             }
 #pragma unroll
             for (int k = 0; k < kAtOnce; k++) {
-                if (i + k < num) {
-                    float4 *g_x = (float4 *)(slot(first + i + k) + row * Traits::kDim) + quad;
-                    while (!is_there(x[k])) {
-                        x[k] = ptx::g_load_now(g_x);
-                    }
-                    *g_x = make_float4(none, none, none, none);
-                    const float w = s_weights[row * 32 + i + k];
-                    o = make_float4(fmaf(x[k].x, w, o.x), fmaf(x[k].y, w, o.y),
-                                    fmaf(x[k].z, w, o.z), fmaf(x[k].w, w, o.w));
+                if (k < left) {
+                    *(float4 *)at.g_sums = make_float4(none, none, none, none);
                 }
+                at.advance(k == 0 ? to_second : step);
             }
-        }
-        return o;
-    }
-
-    // merge_parts merges the slots of all parts, in ascending order, writes the result, and leaves
-    // the slots as they were before the launch.  s_weights: [query rows, 32].
-    __device__ void merge_parts(float *s_weights) const {
-        constexpr int kParts = 31; // at a time; what is merged so far waits in slot 0
-        const int num = item.piece.num_parts;
-        const float none = __uint_as_float(~0u);
-        ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // states of the warps read
-#pragma unroll 1
-        for (int first = 0; first < num; first += kParts) {
-            const bool is_last = first + kParts >= num;
-            weigh_parts(first, min(kParts, num - first), s_weights);
-            ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // weights written
-#pragma unroll 1
-            for (int i = thread; i < r.tokens * r.heads * kQuads; i += Traits::kConsumers) {
-                const int row = i / kQuads, quad = i % kQuads;
-                float4 *g_merged = (float4 *)(slot(0) + row * Traits::kDim) + quad;
-                float4 o = add_parts(first, min(kParts, num - first), row, quad, s_weights);
-                if (first > 0) {
-                    const float4 x = *g_merged;
-                    const float w = s_weights[row * 32 + 31];
-                    o = make_float4(fmaf(x.x, w, o.x), fmaf(x.y, w, o.y), fmaf(x.z, w, o.z),
-                                    fmaf(x.w, w, o.w));
-                }
-                if (is_last) {
-                    const float2 state = s.states[row / 16][row % 16];
-                    write(row, quad, o, state.x, state.y);
-                }
-                if (!is_last || first > 0) {
-                    *g_merged = is_last ? make_float4(none, none, none, none) : o;
-                }
-            }
-            ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // weights and states read
+            to_second = step;
         }
     }
 };

@@ -42,14 +42,16 @@ struct decode_traits {
     static constexpr int kRowBytes = kHeadDim * 2;
     static constexpr int kTile = ATTN_CUDA_TILE_TOKENS; // keys that a warp takes at a time
 
-    // A stage holds K and V of some tiles: one for each warp, or two with head_dim 64.
+    // A stage holds K and V of four tiles, or of eight with head_dim 64: 32 KiB.
     static constexpr int kWarps = kBulk ? 8 : 4; // consumers
-    static constexpr int kStageTiles = kWarps * 128 / kHeadDim;
+    static constexpr int kStageTiles = 4 * 128 / kHeadDim;
     static constexpr int kStageTokens = kStageTiles * kTile;
-    static constexpr int kStageTokensLog2 = kStageTokens == 256 ? 8 : kStageTokens == 128 ? 7 : 6;
+    static constexpr int kStageTokensLog2 = kStageTokens == 128 ? 7 : 6;
     static constexpr int kStageBytes = kStageTokens * kRowBytes; // of K, and of V
     static_assert(1 << kStageTokensLog2 == kStageTokens, "stages begin at multiples of their size");
-    static constexpr int kStages = kBulk ? 3 : 2;  // 192 KiB; 64 KiB suit any GPU since sm_80
+    static constexpr int kStages = kBulk ? 6 : 2; // 192 KiB; 64 KiB suit any GPU since sm_80
+    // Stages to prefetch while the launch before ends.  More take the memory from its merges.
+    static constexpr int kEarlyStages = kBulk ? 3 : 0;
     static constexpr int kConsumers = 32 * kWarps; // threads
     static constexpr int kThreads = kConsumers + 32;
     static constexpr int kFullArrivals = kBulk ? 1 : 33; // the lanes' copies, and lane 0 itself
@@ -107,7 +109,8 @@ __device__ __forceinline__ void decode_fence() {
 }
 
 // decode_grid_wait waits for what came before this launch, which may have begun early.  The plan
-// alone may be read before: it was uploaded before the kernel that this one overlaps.
+// and the block tables alone may be read before: the kernel that this one overlaps does not write
+// them (attn_cuda.h).
 template <typename Traits>
 __device__ __forceinline__ void decode_grid_wait() {
     if constexpr (Traits::kIsBulk) {

@@ -89,6 +89,13 @@ __device__ __forceinline__ void bulk_copy_once(uint32_t s_dst, const void *g_src
                  : "memory");
 }
 
+// bulk_prefetch brings bytes (a multiple of 16, aligned to 16) to L2.
+__device__ __forceinline__ void bulk_prefetch(const void *g_src, uint32_t bytes, uint64_t policy) {
+    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(g_src),
+                 "r"(bytes), "l"(policy)
+                 : "memory");
+}
+
 __device__ __forceinline__ uint64_t policy_evict_first() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
