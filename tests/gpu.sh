@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the CUDA kernels on a machine that has nvcc, CMake and a GPU (no library is needed), runs
-# the GPU tests, memcheck on a part of them, and the decode and prefill benchmarks beside cuDNN through
-# PyTorch's SDPA, and prints the ratios last.  Full figures are under build/gpu (or $OUT).
+# the GPU tests, memcheck on a part of them, and the decode and prefill benchmarks beside cuDNN and
+# FlashAttention-2 through PyTorch's SDPA, and prints the ratios last.  Full figures are under
+# build/gpu (or $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -34,31 +35,54 @@ fi
 
 say "benchmark"
 timeout 90 $build/tests/bench_cuda ${1:+--lengths "$1"} >"$out/bench.txt" 2>&1 || failed=1
-grep -E '^(read|append|ragged)' "$out/bench.txt" | cut -c1-140
+grep -E '^(read|append|ragged|equal)' "$out/bench.txt" | cut -c1-140
+timeout 60 $build/tests/bench_cuda --grid short --read-bytes 0 >"$out/short.txt" 2>&1 || failed=1
+awk -F'|' '/^decode/ { print $1 "|" $2 "|" $6 }' "$out/short.txt"
 timeout 90 $build/tests/bench_cuda --grid prefill --read-bytes 0 --reps 11 >"$out/prefill.txt" 2>&1 || failed=1
 grep -E '^(prefix|append)' "$out/prefill.txt" | cut -c1-140
 
 if python3 -c 'import torch' 2>/dev/null; then
-    timeout 90 python3 tests/conformance/cuda/peers.py --backends cudnn >"$out/peers.txt" 2>&1 || failed=1
+    timeout 90 python3 tests/conformance/cuda/peers.py >"$out/peers.txt" 2>&1 || failed=1
     timeout 90 python3 tests/conformance/cuda/peers.py --grid prefill --backends cudnn --reps 11 \
         >"$out/peers_prefill.txt" 2>&1 || failed=1
 else
     echo "peers are left out: no PyTorch" | tee "$out/peers.txt" >"$out/peers_prefill.txt"
 fi
 
-say "decode, attnd beside cuDNN on a dense cache"
+# What ncu saw a decode launch move, over the bytes of its K and V.
+moved() {
+    ncu --clock-control none --csv --print-units base --kernel-name regex:decode --launch-count 1 \
+        --metrics dram__bytes_read.sum,dram__bytes_write.sum \
+        $build/tests/bench_cuda --read-bytes 0 --reps 1 --case "$@" 2>&1 | tee -a "$out/ncu.txt" |
+        awk -F'","' -v ideal=$(($1 * $2 * $4 * 512)) -v name="B$1 L$2 $3/$4" '
+            /dram__bytes/ { bytes = $NF; gsub(/[",]/, "", bytes); sum += bytes }
+            END { printf "%-20s %13.0f of %13.0f bytes  %.4f\n", name, sum, ideal, sum / ideal }'
+}
+if command -v ncu >/dev/null; then
+    say "DRAM bytes over ideal bytes"
+    moved 1 131072 32 8
+    moved 128 1024 32 8
+    moved 64 8192 32 8
+    moved 128 8192 32 8
+fi
+
+say "decode, attnd beside cuDNN and FA2 on a dense cache"
 awk -F'|' '
     function us(text, part) { split(text, part, " "); return part[1] }
     function shape(text, part) { split(text, part, " "); return part[2] " " part[3] " " part[4] " " part[5] }
     /^cudnn/ { cudnn[shape($1)] = us($2) }
+    /^fa2/ { fa2[shape($1)] = us($2) }
     /^decode/ { n++; name[n] = shape($1); time[n] = us($2); share[n] = $4 }
     END {
         for (i = 1; i <= n; i++) {
             peer = cudnn[name[i]]
             printf "%-26s %9.2f us %s", name[i], time[i], share[i]
-            printf peer ? "  cuDNN %9.2f us  ratio %.3f\n" : "\n", peer, peer ? time[i] / peer : 0
+            printf peer ? "  cuDNN %9.2f us  ratio %.3f" : "", peer, peer ? time[i] / peer : 0
+            peer = fa2[name[i]]
+            printf peer ? "  FA2 %9.2f us  ratio %.3f\n" : "\n", peer, peer ? time[i] / peer : 0
         }
     }' "$out/peers.txt" "$out/bench.txt"
+
 say "prefill, 16384 tokens in all, TFLOP/s of attnd (the last column: block of tokens) and of cuDNN"
 awk -F'|' '
     function rate(text, part) { split(text, part, " "); return part[1] }

@@ -333,10 +333,10 @@ static void run_case(const bench_case *c) {
     } else {
         printf(
             "%-8s B%u L%d %d/%d hd%d q%d block%d | %.2f us %.2f..%.2f | %.0f GB/s | %.1f%% of read "
-            "| plan %.1f us, %u splits%s\n",
+            "| plan %.1f us, %u splits | %s%s\n",
             c->name, c->rows, c->lengths[0], c->q_heads, c->kv_heads, c->head_dim, c->q_len,
             bench.block_tokens, us, times[0], times[bench.reps - 1], gbs, 100 * gbs / bench.ceiling,
-            plan, choice.splits, good ? "" : " | WRONG");
+            plan, choice.splits, choice.kernel, good ? "" : " | WRONG");
     }
     fflush(stdout);
     for (int i = 0; i < num_sets; i++) {

@@ -121,12 +121,11 @@ static void check(test_case *c, const char *mode) {
 }
 
 static void run_splits(test_case *c, conf_device *d, attn_cuda_plan *plan) {
-    static const int32_t few[] = {2, 3, 0};
-    static const int32_t many[] = {1, 2, 5, 16, 17, 64, 127, 128, 0};
-    for (const int32_t *n = c->modes & CONF_MODE_ALL_SPLITS ? many : few; *n; n++) {
+    const bool all = c->modes & CONF_MODE_ALL_SPLITS;
+    for (int32_t n = all ? 1 : 2; n <= (all ? 128 : 3); n++) {
         char mode[32];
-        snprintf(mode, sizeof(mode), "%d splits", *n);
-        if (run(c, d, plan, *n, false)) {
+        snprintf(mode, sizeof(mode), "%d splits", n);
+        if (run(c, d, plan, n, false)) {
             check(c, mode);
         }
     }
@@ -507,6 +506,113 @@ static void graphs_replay_with_other_lengths(void) {
     cudaStreamDestroy(stream);
 }
 
+// read_pool computes a launch whose new tokens are in `pool` already, on the CPU or on the GPU.
+static void read_pool(test_case *c, attn_cpu *cpu, attn_cuda_plan *plan, const void *pool) {
+    attnd_errinfo info = {0};
+    conf_launch *l = &c->launch;
+    int32_t new_len[CONF_MAX_ROWS];
+    conf_launch_reset(l);
+    memcpy(l->params.pool, pool, l->pool_bytes);
+    for (uint32_t r = 0; r < l->params.num_rows; r++) {
+        new_len[r] = l->rows[r].new_len;
+        l->rows[r].new_len = 0;
+    }
+    if (cpu) {
+        ok(attn_cpu_run(cpu, &l->params, NULL, &info), &info, c->fact);
+    } else {
+        conf_device d;
+        conf_device_init(&d, l, c->layout);
+        conf_device_put(&d, l);
+        ok(attn_cuda_run(plan, &d.params, NULL, NULL, &info), &info, c->fact);
+        conf_device_get(&d, l);
+        conf_device_fini(&d);
+    }
+    for (uint32_t r = 0; r < l->params.num_rows; r++) {
+        l->rows[r].new_len = new_len[r];
+    }
+    check(c, cpu ? "the CPU on the GPU's pool" : "the GPU on the CPU's pool");
+}
+
+static void cpu_and_gpu_work_on_the_same_pool_image(void) {
+    static const char fact[] = "cpu_and_gpu_work_on_the_same_pool_image";
+    printf("%s: %s\n", kernel_name, fact);
+    for (uint64_t i = 0; i < 4; i++) {
+        test_case *c = calloc(1, sizeof(*c));
+        attnd_errinfo info = {0};
+        attn_cuda_plan *plan = NULL;
+        attn_cpu *cpu = NULL;
+        conf_device d;
+        c->fact = fact;
+        c->layout = (conf_layout){0, 1};
+        c->spec = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 830 + i);
+        c->spec.features |= CONF_ROPE;
+        c->spec.block_tokens = i % 2 ? 64 : 16;
+        conf_launch_init(&c->launch, &c->spec);
+        conf_oracle_init(&c->oracle, &c->launch);
+        conf_device_init(&d, &c->launch, c->layout);
+        void *pool = malloc(c->launch.pool_bytes);
+        if (ok(attn_cpu_create(&cpu, &(attn_cpu_opts){0}, &info), &info, fact) &&
+            ok(attn_cuda_plan_create(&plan, engine, &d.params.shape, MAX_RECORDS, &info), &info,
+               fact) &&
+            pool && run(c, &d, plan, 0, false)) {
+            check(c, "the GPU");
+            memcpy(pool, c->launch.params.pool, c->launch.pool_bytes);
+            read_pool(c, cpu, plan, pool);
+            conf_launch_reset(&c->launch);
+            ok(attn_cpu_run(cpu, &c->launch.params, NULL, &info), &info, fact);
+            check(c, "the CPU");
+            memcpy(pool, c->launch.params.pool, c->launch.pool_bytes);
+            read_pool(c, NULL, plan, pool);
+        }
+        free(pool);
+        attn_cuda_plan_free(plan);
+        attn_cpu_free(cpu);
+        conf_device_fini(&d);
+        conf_oracle_fini(&c->oracle);
+        conf_launch_fini(&c->launch);
+        free(c);
+    }
+}
+
+// A stream whose capture was broken refuses the launch; the next launch in another stream is fine.
+static void errors_belong_to_the_launch_that_has_them(void) {
+    static const char fact[] = "errors_belong_to_the_launch_that_has_them";
+    printf("%s: %s\n", kernel_name, fact);
+    attnd_errinfo info = {0};
+    attn_cuda_plan *plan = NULL;
+    cudaStream_t broken;
+    cudaGraph_t graph = NULL;
+    void *memory = NULL;
+    conf_device d;
+    test_case *c = calloc(1, sizeof(*c));
+    c->fact = fact;
+    c->spec = conf_base(ATTND_BF16, 128, 840);
+    conf_launch_init(&c->launch, &c->spec);
+    conf_oracle_init(&c->oracle, &c->launch);
+    conf_device_init(&d, &c->launch, (conf_layout){0, 1});
+    ok(attn_cuda_plan_create(&plan, engine, &d.params.shape, MAX_RECORDS, &info), &info, fact);
+    ok(attn_cuda_plan_set(plan, &d.params, NULL, &info), &info, fact);
+    cudaStreamCreateWithFlags(&broken, cudaStreamNonBlocking);
+    cudaStreamBeginCapture(broken, cudaStreamCaptureModeGlobal);
+    cudaMalloc(&memory, 16); // no call of a capture
+    attnd_err err = attn_cuda_launch(plan, broken, &info);
+    if (err != ATTND_ECUDA || info.detail != (int32_t)cudaErrorStreamCaptureInvalidated) {
+        fail(fact, NULL, "launch", "the broken capture is not reported");
+    }
+    cudaStreamEndCapture(broken, &graph);
+    cudaStreamDestroy(broken);
+    cudaFree(memory);
+    (void)cudaGetLastError();
+    if (run(c, &d, plan, 0, false)) {
+        check(c, "after an error");
+    }
+    attn_cuda_plan_free(plan);
+    conf_device_fini(&d);
+    conf_oracle_fini(&c->oracle);
+    conf_launch_fini(&c->launch);
+    free(c);
+}
+
 // One token a sequence: the output is its value, whatever the logit; the LSE is the logit.
 static void seventy_thousand_sequences_of_one_token_give_their_values(void) {
     static const char fact[] = "seventy_thousand_sequences_of_one_token_give_their_values";
@@ -650,11 +756,13 @@ static void run_kernel(const char *name) {
     if (!is_default) {
         bits_depend_on_the_sequence_alone_when_deterministic();
         graphs_replay_with_other_lengths();
+        cpu_and_gpu_work_on_the_same_pool_image();
     }
     if (is_prefill) {
         chunks_of_a_prefill_have_the_bits_of_the_whole();
     }
     if (!is_short && !is_default) {
+        errors_belong_to_the_launch_that_has_them(); // a memory checker would count the error
         seventy_thousand_sequences_of_one_token_give_their_values();
     }
     printf("%s: largest error / bound %.3f\n", name, worst_ratio);
