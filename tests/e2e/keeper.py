@@ -137,12 +137,44 @@ def damage(systemd):
     systemd.stop()
 
 
+def worker_of(keeper):
+    """The pid of the keeper's child, None while it has none."""
+    with open(f"/proc/{keeper}/task/{keeper}/children") as f:
+        pids = f.read().split()
+    return int(pids[0]) if pids else None
+
+
+def crash_loop(systemd):
+    """Three workers die before they are ready: the fourth begins with an empty cache."""
+    systemd.start()
+    fds = [os.stat(fd).st_ino for fd in systemd.store.values()]
+    killed = {worker_of(systemd.unit.pid)}  # this one was ready, and does not count
+    os.kill(*killed, signal.SIGKILL)
+    deadline = time.time() + 20
+    while len(killed) < 4:
+        assert time.time() < deadline, "the keeper starts no worker"
+        pid = worker_of(systemd.unit.pid)
+        if pid and pid not in killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    line = systemd.unit.stdout.readline().decode()
+    assert line.startswith("attnd ready"), line
+    text = open(systemd.folder + "/log").read()
+    assert "3 starts in a row failed: the cache is given up" in text, text
+    deadline = time.time() + 5
+    while time.time() < deadline and len(systemd.store) < 2:
+        time.sleep(0.02)
+    assert all(os.stat(fd).st_ino not in fds for fd in systemd.store.values())
+    systemd.stop()
+
+
 with tempfile.TemporaryDirectory(prefix="attnd_keeper_") as where:
     unit = Systemd(where)
     try:
         restarts(unit)
         damage(unit)
+        crash_loop(unit)
     finally:
         if unit.unit.poll() is None:
             unit.unit.kill()
-print("keeper: 2 restarts under load, 7 kinds of wrong descriptors")
+print("keeper: 2 restarts under load, 7 kinds of wrong descriptors, a crash loop")
