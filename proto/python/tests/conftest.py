@@ -19,12 +19,15 @@ BUILD = Path(os.environ.get("ATTND_BUILD", ROOT / "build/release"))
 
 
 class Daemon:
-    """attnd on a socket of its own; it can be stopped, killed, and started again there."""
+    """attnd on a socket of its own; it can be stopped, killed, and started again there.
 
-    def __init__(self, *flags: str) -> None:
+    With a keeper its worker can be killed, too, and the cache survives that.
+    """
+
+    def __init__(self, *flags: str, keeper: bool = False) -> None:
         self.dir = tempfile.mkdtemp(prefix="attnd-py-")
         self.url = f"ipc://{self.dir}/s"
-        self.flags = list(flags)
+        self.flags = [*flags, *([] if keeper else ["--no-keeper"])]
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.start()
 
@@ -40,6 +43,11 @@ class Daemon:
             if not chunk:
                 pytest.fail("the daemon does not start:\n" + Path(self.dir, "log").read_text())
             said += chunk
+
+    def kill_worker(self) -> None:
+        assert self.process is not None
+        pid = self.process.pid
+        os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]), signal.SIGKILL)
 
     def end(self, how: int = signal.SIGTERM) -> int:
         assert self.process is not None and self.process.stdout is not None

@@ -13,6 +13,7 @@ from typing import Any, List
 import attnd
 import numpy as np
 import pytest
+from conftest import Daemon
 from reference import attention
 
 GEOMETRY: Any = dict(layers=1, q_heads=2, kv_heads=1, head_dim=8, dtype="f32")
@@ -67,6 +68,26 @@ def test_daemon_restarts(own_daemon: Any, transport: str, how: int) -> None:
         with client.step([seq]) as step, pytest.raises(attnd.StaleError):
             step.attend(0, buffers=buffers)
         assert client.reconnect() is True, "nothing is lost"
+
+
+def test_killed_worker(transport: str) -> None:
+    kept_daemon = Daemon("--set", "cache.memory=64MiB", keeper=True)
+    try:
+        with attnd.connect(kept_daemon.url, transport=transport) as client:
+            session = client.session
+            model = client.open_model("killed", **GEOMETRY)
+            seq = model.sequence()
+            prompt(model, seq)
+            kept_daemon.kill_worker()
+            with pytest.raises(attnd.ConnectionError):
+                while True:
+                    client.admin("stats")
+            assert client.reconnect() is True
+            assert client.session.id == session.id and client.transport == transport
+            with client.step([seq]) as step:
+                assert step.committed == (5,)
+    finally:
+        kept_daemon.remove()
 
 
 def test_no_daemon(transport: str) -> None:
