@@ -1,7 +1,7 @@
 // Presets and what follows from a geometry.  The figures of the presets are those of the public
-// model configurations; tiny is for tests.  YaRN's frequencies: Peng et al. 2023, arXiv 2309.00071,
-// section 3.2, with beta_fast 32, beta_slow 1 and an original context of 4096 tokens (gpt-oss),
-// without rounding the ramp's ends.
+// model configurations; tiny and tiny-gpu are for tests.  YaRN's frequencies: Peng et al. 2023,
+// arXiv 2309.00071, section 3.2, with beta_fast 32, beta_slow 1 and an original context of 4096
+// tokens (gpt-oss), without rounding the ramp's ends.
 #include "tests/load/bench_model.h"
 
 #include <inttypes.h>
@@ -25,6 +25,14 @@ static const bench_model presets[] = {
      .q_heads = 4,
      .kv_heads = 2,
      .head_dim = 32,
+     .window_every = 1},
+    {.preset = "tiny-gpu",
+     .dtype = ATTND_BF16,
+     .kv_dtype = SAME,
+     .layers = 2,
+     .q_heads = 4,
+     .kv_heads = 2,
+     .head_dim = 64,
      .window_every = 1},
     {.preset = "llama-3-8b",
      .dtype = ATTND_BF16,

@@ -80,7 +80,8 @@ static uint32_t model_rows(bench_serve_opts *o, bench_opt *table, uint32_t at) {
     const bench_opt rows[] = {
         {"Model", BENCH_OPT_HEADING, NULL, NULL, NULL, 0, 0, false},
         {"preset", BENCH_OPT_TEXT, &o->preset, "NAME",
-         "tiny, llama-3-8b, qwen2.5-7b or gpt-oss-20b; the flags below change it", 0, 0, false},
+         "tiny, tiny-gpu, llama-3-8b, qwen2.5-7b or gpt-oss-20b; the flags below change it", 0, 0,
+         false},
         {"layers", BENCH_OPT_U32, &m->layers, "N", "layers of the model", 1, 1024, false},
         {"q-heads", BENCH_OPT_U32, &m->q_heads, "N", "a multiple of the KV heads", 1, 1024, false},
         {"kv-heads", BENCH_OPT_U32, &m->kv_heads, "N", "KV heads", 1, 1024, false},

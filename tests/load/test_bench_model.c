@@ -18,9 +18,8 @@ static const struct {
     uint32_t layers, q_heads, kv_heads, head_dim;
     attnd_dtype dtype;
 } GEOMETRIES[] = {
-    {"tiny", 2, 4, 2, 32, ATTND_F32},
-    {"llama-3-8b", 32, 32, 8, 128, ATTND_BF16},
-    {"qwen2.5-7b", 28, 28, 4, 128, ATTND_BF16},
+    {"tiny", 2, 4, 2, 32, ATTND_F32},           {"llama-3-8b", 32, 32, 8, 128, ATTND_BF16},
+    {"qwen2.5-7b", 28, 28, 4, 128, ATTND_BF16}, {"tiny-gpu", 2, 4, 2, 64, ATTND_BF16},
     {"gpt-oss-20b", 24, 64, 8, 64, ATTND_BF16},
 };
 
@@ -41,8 +40,9 @@ END_TEST
 START_TEST(an_unknown_preset_lists_the_known) {
     bench_model m;
     ATTND_CK_ERR(bench_model_preset(&m, "llama-9", &info), ATTND_ENOENT);
-    ck_assert_str_eq(info.text,
-                     "no preset \"llama-9\"; there are tiny, llama-3-8b, qwen2.5-7b, gpt-oss-20b");
+    ck_assert_str_eq(
+        info.text,
+        "no preset \"llama-9\"; there are tiny, tiny-gpu, llama-3-8b, qwen2.5-7b, gpt-oss-20b");
 }
 END_TEST
 
