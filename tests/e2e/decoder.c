@@ -11,8 +11,9 @@
 enum { DIM = 96, HIDDEN = 160 };
 
 typedef struct layer {
-    float wq[DECODER_Q_ROW][DIM], wk[DECODER_KV_ROW][DIM], wv[DECODER_KV_ROW][DIM];
-    float wo[DIM][DECODER_Q_ROW];
+    // rows of the kind's q_row or kv_row; wo [DIM, q_row]
+    float wq[DECODER_MAX_Q_ROW * DIM], wk[DECODER_MAX_KV_ROW * DIM], wv[DECODER_MAX_KV_ROW * DIM];
+    float wo[DIM * DECODER_MAX_Q_ROW];
     float gate[HIDDEN][DIM], up[HIDDEN][DIM], down[DIM][HIDDEN];
     float attention_norm[DIM], mlp_norm[DIM];
 } layer;
@@ -23,11 +24,16 @@ typedef struct weights {
     float norm[DIM], out[DECODER_VOCABULARY][DIM];
 } weights;
 
+const decoder_kind decoder_f32 = {.head_dim = 32, .dtype = ATTND_F32};
+const decoder_kind decoder_bf16 = {.head_dim = 64, .dtype = ATTND_BF16};
+
 struct decoder {
+    const decoder_kind *kind;
     weights w;
     float x[DECODER_MAX_ROWS][DIM]; // the residual stream
-    float q[DECODER_MAX_ROWS][DECODER_Q_ROW], out[DECODER_MAX_ROWS][DECODER_Q_ROW];
-    float k[DECODER_MAX_ROWS][DECODER_KV_ROW], v[DECODER_MAX_ROWS][DECODER_KV_ROW];
+    // [rows, q_row] and [rows, kv_row]
+    float q[DECODER_MAX_ROWS * DECODER_MAX_Q_ROW], out[DECODER_MAX_ROWS * DECODER_MAX_Q_ROW];
+    float k[DECODER_MAX_ROWS * DECODER_MAX_KV_ROW], v[DECODER_MAX_ROWS * DECODER_MAX_KV_ROW];
 };
 
 // ---- weights
@@ -59,19 +65,21 @@ static void fill_norm(float *w, uint64_t *state) {
     }
 }
 
-decoder *decoder_create(uint64_t seed) {
+decoder *decoder_create(const decoder_kind *kind, uint64_t seed) {
     decoder *d = calloc(1, sizeof(*d));
     uint64_t state = seed * 2 + 1;
+    uint32_t q_row = decoder_q_row(kind), kv_row = decoder_kv_row(kind);
     if (!d) {
         return NULL;
     }
+    d->kind = kind;
     fill(&d->w.embedding[0][0], DECODER_VOCABULARY * DIM, 1.7f, &state);
     for (int l = 0; l < DECODER_LAYERS; l++) {
         layer *y = &d->w.layers[l];
-        fill_matrix(&y->wq[0][0], DECODER_Q_ROW, DIM, &state);
-        fill_matrix(&y->wk[0][0], DECODER_KV_ROW, DIM, &state);
-        fill_matrix(&y->wv[0][0], DECODER_KV_ROW, DIM, &state);
-        fill_matrix(&y->wo[0][0], DIM, DECODER_Q_ROW, &state);
+        fill_matrix(y->wq, q_row, DIM, &state);
+        fill_matrix(y->wk, kv_row, DIM, &state);
+        fill_matrix(y->wv, kv_row, DIM, &state);
+        fill_matrix(y->wo, DIM, q_row, &state);
         fill_matrix(&y->gate[0][0], HIDDEN, DIM, &state);
         fill_matrix(&y->up[0][0], HIDDEN, DIM, &state);
         fill_matrix(&y->down[0][0], DIM, HIDDEN, &state);
@@ -87,9 +95,9 @@ void decoder_free(decoder *d) {
     free(d);
 }
 
-void decoder_inv_freq(float *out) {
-    for (int p = 0; p < DECODER_HEAD_DIM / 2; p++) {
-        out[p] = (float)pow(10000.0, -2.0 * p / DECODER_HEAD_DIM);
+void decoder_inv_freq(const decoder_kind *kind, float *out) {
+    for (uint32_t p = 0; p < kind->head_dim / 2; p++) {
+        out[p] = (float)pow(10000.0, -2.0 * p / kind->head_dim);
     }
 }
 
@@ -126,14 +134,16 @@ static void add(float *x, const float *y) {
 static void project(decoder *d, const layer *y, uint32_t row) {
     float n[DIM];
     rms_norm(n, d->x[row], y->attention_norm);
-    multiply(d->q[row], &y->wq[0][0], n, DECODER_Q_ROW, DIM);
-    multiply(d->k[row], &y->wk[0][0], n, DECODER_KV_ROW, DIM);
-    multiply(d->v[row], &y->wv[0][0], n, DECODER_KV_ROW, DIM);
+    uint32_t q_row = decoder_q_row(d->kind), kv_row = decoder_kv_row(d->kind);
+    multiply(d->q + row * q_row, y->wq, n, (int)q_row, DIM);
+    multiply(d->k + row * kv_row, y->wk, n, (int)kv_row, DIM);
+    multiply(d->v + row * kv_row, y->wv, n, (int)kv_row, DIM);
 }
 
 static void mlp(decoder *d, const layer *y, uint32_t row) {
     float n[DIM], sum[DIM], gate[HIDDEN], up[HIDDEN];
-    multiply(sum, &y->wo[0][0], d->out[row], DIM, DECODER_Q_ROW);
+    uint32_t q_row = decoder_q_row(d->kind);
+    multiply(sum, y->wo, d->out + row * q_row, DIM, (int)q_row);
     add(d->x[row], sum);
     rms_norm(n, d->x[row], y->mlp_norm);
     multiply(gate, &y->gate[0][0], n, HIDDEN, DIM);
@@ -145,7 +155,8 @@ static void mlp(decoder *d, const layer *y, uint32_t row) {
     add(d->x[row], sum);
 }
 
-static uint8_t likeliest(const decoder *d, uint32_t row) {
+// likeliest returns the token after a row; *margin is how far the second is behind.
+static uint8_t likeliest(const decoder *d, uint32_t row, float *margin) {
     float n[DIM], logits[DECODER_VOCABULARY];
     int best = 0;
     rms_norm(n, d->x[row], d->w.norm);
@@ -153,12 +164,17 @@ static uint8_t likeliest(const decoder *d, uint32_t row) {
     for (int i = 1; i < DECODER_VOCABULARY; i++) {
         best = logits[i] > logits[best] ? i : best;
     }
+    *margin = INFINITY;
+    for (int i = 0; i < DECODER_VOCABULARY; i++) {
+        float behind = logits[best] - logits[i];
+        *margin = i != best && behind < *margin ? behind : *margin;
+    }
     return (uint8_t)best;
 }
 
-// forward appends rows tokens; *token is what comes after the last one.
+// forward appends rows tokens; out of the talk gets token `at`, which comes after the last one.
 static bool forward(decoder *d, const decoder_attention *a, const uint8_t *tokens, uint32_t rows,
-                    uint8_t *token) {
+                    const decoder_talk *talk, uint32_t at) {
     if (!a->begin(a->ctx, rows)) {
         return false;
     }
@@ -169,27 +185,32 @@ static bool forward(decoder *d, const decoder_attention *a, const uint8_t *token
         for (uint32_t i = 0; i < rows; i++) {
             project(d, &d->w.layers[l], i);
         }
-        if (!a->attend(a->ctx, l, rows, &d->q[0][0], &d->k[0][0], &d->v[0][0], &d->out[0][0])) {
+        if (!a->attend(a->ctx, l, rows, d->q, d->k, d->v, d->out)) {
             return false;
         }
         for (uint32_t i = 0; i < rows; i++) {
             mlp(d, &d->w.layers[l], i);
         }
     }
-    *token = likeliest(d, rows - 1);
+    float margin;
+    talk->out[at] = likeliest(d, rows - 1, &margin);
+    if (talk->margins) {
+        talk->margins[at] = margin;
+    }
     return a->end(a->ctx, rows);
 }
 
-bool decoder_run(decoder *d, const decoder_attention *a, const uint8_t *prompt, uint32_t num_prompt,
-                 uint8_t *out, uint32_t num) {
-    for (uint32_t at = 0; at < num_prompt; at += DECODER_MAX_ROWS) {
-        uint32_t rows = num_prompt - at < DECODER_MAX_ROWS ? num_prompt - at : DECODER_MAX_ROWS;
-        if (!forward(d, a, prompt + at, rows, &out[0])) {
+bool decoder_run(decoder *d, const decoder_attention *a, const decoder_talk *talk) {
+    for (uint32_t at = 0; at < talk->num_prompt; at += DECODER_MAX_ROWS) {
+        uint32_t left = talk->num_prompt - at;
+        uint32_t rows = left < DECODER_MAX_ROWS ? left : DECODER_MAX_ROWS;
+        if (!forward(d, a, talk->prompt + at, rows, talk, 0)) {
             return false;
         }
     }
-    for (uint32_t i = 1; i < num; i++) {
-        if (!forward(d, a, &out[i - 1], 1, &out[i])) {
+    const uint8_t *fed = talk->forced ? talk->forced : talk->out;
+    for (uint32_t i = 1; i < talk->num; i++) {
+        if (!forward(d, a, &fed[i - 1], 1, talk, i)) {
             return false;
         }
     }

@@ -1,5 +1,5 @@
 // Attention by libattnd.  This is what a runtime has to write: a step a forward pass, an attend a
-// layer.  q, k and v are copied into the buffers here; a runtime would let its projections write
+// layer.  q, k and v are rounded into the buffers here; a runtime would let its projections write
 // there.  A step carries the commit of the one before, so a token costs one call less.
 //
 // And what it has to write to outlive the daemon: it keeps q, k and v of the step that is not
@@ -14,6 +14,7 @@
 
 typedef struct by_attnd {
     decoder_attention pub; // first
+    const decoder_kind *kind;
     attnd_client *client;
     attnd_buffers *buffers;
     uint32_t model;
@@ -21,9 +22,9 @@ typedef struct by_attnd {
     attnd_accept accept; // of the step that is not committed yet; 0 = none
     uint64_t due;        // that step
     uint32_t rows;       // of the newest step
-    float q[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_Q_ROW]; // of its layers so far
-    float k[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_KV_ROW];
-    float v[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_KV_ROW];
+    float q[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_MAX_Q_ROW]; // of its layers so far
+    float k[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_MAX_KV_ROW];
+    float v[DECODER_LAYERS][DECODER_MAX_ROWS * DECODER_MAX_KV_ROW];
 } by_attnd;
 
 static bool good(attnd_err err, const char *what, const attnd_errinfo *info) {
@@ -46,6 +47,12 @@ static attnd_err open_step(by_attnd *a, uint32_t rows, uint64_t due, attnd_errin
     return attnd_step_open(a->client, a->model, &s, 1, &opts, &a->step, info);
 }
 
+static void round_to(const decoder_kind *kind, void *out, const float *in, uint32_t num) {
+    for (uint32_t i = 0; i < num; i++) {
+        attnd_store(out, kind->dtype, i, (double)in[i]);
+    }
+}
+
 static attnd_err attend_saved(by_attnd *a, uint32_t layer, attnd_errinfo *info) {
     attnd_attend_args args = {.step = a->step,
                               .model = a->model,
@@ -53,9 +60,9 @@ static attnd_err attend_saved(by_attnd *a, uint32_t layer, attnd_errinfo *info) 
                               .rows = a->rows,
                               .new_rows = a->rows,
                               .buffers = a->buffers};
-    memcpy(a->buffers->q, a->q[layer], a->rows * DECODER_Q_ROW * sizeof(float));
-    memcpy(a->buffers->k, a->k[layer], a->rows * DECODER_KV_ROW * sizeof(float));
-    memcpy(a->buffers->v, a->v[layer], a->rows * DECODER_KV_ROW * sizeof(float));
+    round_to(a->kind, a->buffers->q, a->q[layer], a->rows * decoder_q_row(a->kind));
+    round_to(a->kind, a->buffers->k, a->k[layer], a->rows * decoder_kv_row(a->kind));
+    round_to(a->kind, a->buffers->v, a->v[layer], a->rows * decoder_kv_row(a->kind));
     return attnd_attend(a->client, &args, NULL, info);
 }
 
@@ -121,9 +128,9 @@ static bool attend(void *ctx, uint32_t layer, uint32_t rows, const float *q, con
                    const float *v, float *out) {
     by_attnd *a = ctx;
     attnd_errinfo info = {0};
-    memcpy(a->q[layer], q, rows * DECODER_Q_ROW * sizeof(float));
-    memcpy(a->k[layer], k, rows * DECODER_KV_ROW * sizeof(float));
-    memcpy(a->v[layer], v, rows * DECODER_KV_ROW * sizeof(float));
+    memcpy(a->q[layer], q, rows * decoder_q_row(a->kind) * sizeof(float));
+    memcpy(a->k[layer], k, rows * decoder_kv_row(a->kind) * sizeof(float));
+    memcpy(a->v[layer], v, rows * decoder_kv_row(a->kind) * sizeof(float));
     attnd_err err = attend_saved(a, layer, &info);
     while (gone(err)) {
         if (!come_back(a, err)) {
@@ -134,7 +141,9 @@ static bool attend(void *ctx, uint32_t layer, uint32_t rows, const float *q, con
     if (!good(err, "attend", &info)) {
         return false;
     }
-    memcpy(out, a->buffers->out, rows * DECODER_Q_ROW * sizeof(float));
+    for (uint32_t i = 0; i < rows * decoder_q_row(a->kind); i++) {
+        out[i] = (float)attnd_load(a->buffers->out, a->kind->dtype, i);
+    }
     return true;
 }
 
@@ -146,27 +155,28 @@ static bool end(void *ctx, uint32_t rows) {
 }
 
 static attnd_err open_model(by_attnd *a, attnd_errinfo *info) {
-    float inv_freq[DECODER_HEAD_DIM / 2];
-    decoder_inv_freq(inv_freq);
+    float inv_freq[DECODER_MAX_HEAD_DIM / 2];
+    decoder_inv_freq(a->kind, inv_freq);
     attnd_model_opts opts = {.name = "decoder",
-                             .dtype = ATTND_F32,
-                             .kv_dtype = ATTND_F32,
+                             .dtype = a->kind->dtype,
+                             .kv_dtype = a->kind->dtype,
                              .layers = DECODER_LAYERS,
                              .q_heads = DECODER_Q_HEADS,
                              .kv_heads = DECODER_KV_HEADS,
-                             .head_dim = DECODER_HEAD_DIM,
+                             .head_dim = a->kind->head_dim,
                              .all = ATTND_LAYER_DEFAULT};
-    opts.all.rope = (attnd_rope_opts){.inv_freq = inv_freq, .num_inv_freq = DECODER_HEAD_DIM / 2};
+    opts.all.rope = (attnd_rope_opts){.inv_freq = inv_freq, .num_inv_freq = a->kind->head_dim / 2};
     return attnd_model_open(a->client, &opts, &a->model, info);
 }
 
-decoder_attention *decoder_attnd_open(attnd_client *c) {
+decoder_attention *decoder_attnd_open(const decoder_kind *kind, attnd_client *c) {
     attnd_errinfo info = {0};
     by_attnd *a = calloc(1, sizeof(*a));
     if (!a) {
         return NULL;
     }
     a->pub = (decoder_attention){a, begin, attend, end};
+    a->kind = kind;
     a->client = c;
     if (!good(open_model(a, &info), "model", &info) ||
         !good(attnd_seq_create(c, a->model, &a->seq, &info), "sequence", &info) ||

@@ -1,5 +1,7 @@
-// decoder nng|ring|reference URL [SEED [PAUSE_MS]]: answers a prompt with 100 tokens, as numbers;
-// with a pause before each step, to have time to be disturbed.
+// decoder nng|ring|reference URL [SEED [PAUSE_MS [f32|bf16]]]: answers a prompt with 100 tokens, as
+// numbers; with a pause before each step, to have time to be disturbed.  In bf16 over a daemon it
+// is fed the reference's tokens, so that one token that was close does not change all that follow;
+// a token that neither is the reference's nor was close is an error.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,13 +36,42 @@ static bool end(void *ctx, uint32_t rows) {
     return p->inner->end(p->inner->ctx, rows);
 }
 
+// run takes a.
+static bool run(decoder *d, decoder_attention *a, long pause_ms, const decoder_talk *talk,
+                void (*close)(decoder_attention *a)) {
+    paused slow = {a, pause_ms};
+    decoder_attention with_pause = {&slow, begin, attend, end};
+    bool good = a && decoder_run(d, &with_pause, talk);
+    if (a) {
+        close(a);
+    }
+    return good;
+}
+
+static bool compare(const uint8_t *want, const float *margins, const uint8_t *got) {
+    int close = 0;
+    for (int i = 0; i < NUM; i++) {
+        if (got[i] != want[i] && margins[i] >= DECODER_CLOSE) {
+            fprintf(stderr, "decoder: token %d is %d, the reference's is %d by %.4f\n", i, got[i],
+                    want[i], (double)margins[i]);
+            return false;
+        }
+        close += got[i] != want[i];
+    }
+    fprintf(stderr, "decoder: %d of %d tokens are the reference's, %d were close\n", NUM - close,
+            NUM, close);
+    return true;
+}
+
 int main(int argc, char **argv) {
     const char *how = argc > 2 ? argv[1] : "";
     bool ring = strcmp(how, "ring") == 0, reference = strcmp(how, "reference") == 0;
     if (!ring && !reference && strcmp(how, "nng") != 0) {
-        fprintf(stderr, "usage: decoder nng|ring|reference URL [SEED [PAUSE_MS]]\n");
+        fprintf(stderr, "usage: decoder nng|ring|reference URL [SEED [PAUSE_MS [f32|bf16]]]\n");
         return 2;
     }
+    bool is_bf16 = argc > 5 && strcmp(argv[5], "bf16") == 0;
+    const decoder_kind *kind = is_bf16 ? &decoder_bf16 : &decoder_f32;
     attnd_client *c = NULL;
     attnd_errinfo info = {0};
     attnd_connect_opts opts = {.transport = ring ? ATTND_TRANSPORT_RING : ATTND_TRANSPORT_NNG};
@@ -48,18 +79,28 @@ int main(int argc, char **argv) {
         fprintf(stderr, "decoder: %s\n", info.text);
         return 1;
     }
-    decoder *d = decoder_create(argc > 3 ? strtoull(argv[3], NULL, 10) : 1);
-    decoder_attention *a = reference ? decoder_reference_open() : decoder_attnd_open(c);
-    uint8_t out[NUM] = {0};
-    paused slow = {a, argc > 4 ? strtol(argv[4], NULL, 10) : 0};
-    decoder_attention with_pause = {&slow, begin, attend, end};
-    bool good =
-        d && a && decoder_run(d, &with_pause, (const uint8_t *)prompt, strlen(prompt), out, NUM);
+    decoder *d = decoder_create(kind, argc > 3 ? strtoull(argv[3], NULL, 10) : 1);
+    uint8_t want[NUM] = {0}, out[NUM] = {0};
+    float margins[NUM];
+    decoder_talk talk = {
+        .prompt = (const uint8_t *)prompt, .num_prompt = strlen(prompt), .num = NUM, .out = out};
+    long pause_ms = argc > 4 ? strtol(argv[4], NULL, 10) : 0;
+    bool good = d != NULL;
+    if (good && is_bf16 && !reference) {
+        decoder_talk first = talk;
+        first.out = want;
+        first.margins = margins;
+        good = run(d, decoder_reference_open(kind), 0, &first, decoder_reference_close);
+        talk.forced = want;
+    }
+    decoder_attention *a = reference ? decoder_reference_open(kind) : decoder_attnd_open(kind, c);
+    good = good &&
+           run(d, a, pause_ms, &talk, reference ? decoder_reference_close : decoder_attnd_close);
+    if (good && talk.forced) {
+        good = compare(want, margins, out);
+    }
     for (int i = 0; good && i < NUM; i++) {
         printf("%d%c", out[i], i + 1 < NUM ? ' ' : '\n');
-    }
-    if (a) {
-        (reference ? decoder_reference_close : decoder_attnd_close)(a);
     }
     decoder_free(d);
     attnd_close(c);
