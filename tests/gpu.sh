@@ -2,7 +2,8 @@
 # Builds the CUDA kernels on a machine that has nvcc, CMake and a GPU (no library is needed), runs
 # the GPU tests, memcheck on a part of them, and the decode and prefill benchmarks beside cuDNN and
 # FlashAttention-2 through PyTorch's SDPA, and prints the ratios last.  Full figures are under
-# build/gpu (or $OUT).
+# build/gpu (or $OUT).  Where the daemon's libraries are, or ATTND_BUILD names a folder that it was
+# built in, the daemon is tested, too.
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -31,6 +32,21 @@ if command -v compute-sanitizer >/dev/null; then
             $build/tests/test_conformance_cuda --kernel $kernel --short >"$out/memcheck_$kernel.txt" 2>&1 || failed=1
         tail -n 1 "$out/memcheck_$kernel.txt"
     done
+fi
+
+say "daemon"
+daemon=${ATTND_BUILD:-}
+if [ -z "$daemon" ] && pkg-config --exists libuv libcjson inih check; then
+    daemon=build/daemon
+    cmake -S . -B $daemon -DCMAKE_BUILD_TYPE=Release >"$out/build_daemon.txt" 2>&1 &&
+        cmake --build $daemon -j "$(nproc)" --target attnd attnctl attn-bench decoder attnd_faulty \
+            test_e2e_gpu test_e2e_decoder >>"$out/build_daemon.txt" 2>&1 ||
+        { tail -n 30 "$out/build_daemon.txt"; daemon= failed=1; }
+fi
+if [ -n "$daemon" ]; then
+    timeout 200 tests/gpu_daemon.sh "$daemon" || failed=1
+else
+    echo "left out: libuv, cJSON, inih, NNG and Check are not here"
 fi
 
 say "benchmark"
