@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# All tests, from nothing: installs missing packages, builds (release; AArch64; address and undefined
-# behaviour sanitizers; libFuzzer), runs every test, the checks of the source, the examples and the
-# quickstart.  Meant to stay under 15 minutes on 2 cores.  Root or sudo are needed only when
-# packages are missing.  Ends with "N passed, N failed, N skipped"; exit status 0 only without
-# failures.  Logs are under build/run.
+# All tests, from nothing: installs missing packages, builds (release; AArch64, run by qemu; address
+# and undefined behaviour sanitizers; libFuzzer), runs every test, the checks of the source, the
+# examples and the quickstart.  Meant to stay under 15 minutes on 2 cores.  Root or sudo are needed
+# only when packages are missing.  Ends with "N passed, N failed, N skipped"; exit status 0 only
+# without failures.  Logs are under build/run.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 source deploy/install-deps.sh

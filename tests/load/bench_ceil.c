@@ -26,7 +26,7 @@ static const struct {
 };
 enum { NUM_TABLES = sizeof(tables) / sizeof(tables[0]) };
 
-static volatile float sink; // where results go, so that they are wanted
+static _Atomic float sink; // where results go, so that they are wanted
 
 const bench_ceil_ops *bench_ceil_find(const char *isa) {
     uint32_t features = attn_cpu_detect();

@@ -17,7 +17,8 @@
 
 typedef float ceil_f32 __attribute__((vector_size(CEIL_VECTOR_BYTES)));
 typedef int32_t ceil_i32 __attribute__((vector_size(CEIL_VECTOR_BYTES)));
-typedef int32_t ceil_bits __attribute__((vector_size(CEIL_VECTOR_BYTES), may_alias));
+// Tokens of an odd size may lie anywhere.
+typedef int32_t ceil_bits __attribute__((vector_size(CEIL_VECTOR_BYTES), aligned(1), may_alias));
 
 enum {
     CEIL_LANES = CEIL_VECTOR_BYTES / 4,
