@@ -72,9 +72,10 @@ typedef struct bench_backend_ops {
     uint32_t (*machine)(bench_backend *b, const bench_arena *arena, bench_ceiling *out);
 
     // peer_name returns who else computes such cases here, NULL when nobody does.  peer times one
-    // call of it on data of the same shape.  Both may be NULL.
+    // call of it on data of the same shape, of which copies take turns.  Both may be NULL.
     const char *(*peer_name)(bench_backend *b, const bench_case *c);
-    attnd_err (*peer)(bench_backend *b, const bench_case *c, double *us, attnd_errinfo *info);
+    attnd_err (*peer)(bench_backend *b, const bench_case *c, uint32_t copies, double *us,
+                      attnd_errinfo *info);
     // peer_missing says which peer is not there and how to get it, NULL when none is missing.
     const char *(*peer_missing)(bench_backend *b);
 } bench_backend_ops;

@@ -19,7 +19,6 @@ enum {
     COMPUTE_MS = 20, // of a sample of a compute ceiling
     MACHINE_REPS = 7,
     MACHINE_READ_BYTES = 128 << 20, // of a sample
-    PEER_CACHES = 2,                // times the last cache: what a peer's data are at least
 };
 
 struct bench_backend {
@@ -29,12 +28,17 @@ struct bench_backend {
     bench_peers peers; // of the group that is measured
 };
 
-// DECODE is a group: all storage types at one length.
+// DECODE is a group: all storage types at one length.  LONG is a part of one: one type at all
+// lengths, which are compared with each other.
 #define DECODE(heads, length)                                                                     \
     (const char *const[]) {                                                                       \
         "decode f32 " heads " kv_len " length, "decode bf16 " heads " kv_len " length,            \
             "decode f16 " heads " kv_len " length, "decode f8e4m3 " heads " kv_len " length, NULL \
     }
+#define LONG(dtype)                                                                 \
+    "decode " dtype " 32/8 kv_len 4096", "decode " dtype " 32/8 kv_len 8192",       \
+        "decode " dtype " 32/8 kv_len 16384", "decode " dtype " 32/8 kv_len 32768", \
+        "decode " dtype " 32/8 kv_len 65536", "decode " dtype " 32/8 kv_len 131072"
 #define PREFILL(length)                                                           \
     (const char *const[]) {                                                       \
         "prefill f32 32/8 q_len " length, "prefill bf16 32/8 q_len " length, NULL \
@@ -44,15 +48,10 @@ static const char *const *const groups[] = {
     DECODE("32/8", "512"),
     DECODE("32/8", "1024"),
     DECODE("32/8", "2048"),
-    DECODE("32/8", "4096"),
-    DECODE("32/8", "8192"),
-    DECODE("32/8", "16384"),
-    DECODE("32/8", "32768"),
-    DECODE("32/8", "65536"),
-    (const char *const[]){
-        "ragged f32 32/8 batch 128 kv_len 131072", "decode f32 32/8 kv_len 131072",
-        "ragged bf16 32/8 batch 128 kv_len 131072", "decode bf16 32/8 kv_len 131072",
-        "decode f16 32/8 kv_len 131072", "decode f8e4m3 32/8 kv_len 131072", NULL},
+    (const char *const[]){LONG("f32"), "ragged f32 32/8 batch 128 kv_len 131072", NULL},
+    (const char *const[]){LONG("bf16"), LONG("f8e4m3"), "ragged bf16 32/8 batch 128 kv_len 131072",
+                          NULL},
+    (const char *const[]){LONG("f16"), NULL},
     DECODE("8/8", "4096"),
     DECODE("8/8", "32768"),
     PREFILL("512"),
@@ -256,8 +255,9 @@ static const char *cpu_peer_missing(bench_backend *b) {
                                "libopenblas0-pthread)";
 }
 
-static attnd_err cpu_peer(bench_backend *b, const bench_case *c, double *us, attnd_errinfo *info) {
-    return bench_peer_time(&b->peers, c, b->threads, PEER_CACHES * cpu_last_cache(b), us, info);
+static attnd_err cpu_peer(bench_backend *b, const bench_case *c, uint32_t copies, double *us,
+                          attnd_errinfo *info) {
+    return bench_peer_time(&b->peers, c, b->threads, copies, us, info);
 }
 
 const bench_backend_ops bench_backend_cpu = {

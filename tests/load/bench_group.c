@@ -195,7 +195,9 @@ static attnd_err repeat(group_run *g, uint32_t rep) {
     for (uint32_t i = 0; i < g->num && err == ATTND_OK; i++) {
         entry *e = &g->entries[i];
         if (e->has_peer) {
-            err = g->ops->peer(g->b, e->c, &e->peer[rep], g->info);
+            // One more than the repetitions until the case's own copies come again.
+            uint32_t copies = e->num_sets / (2 * g->step) + 1;
+            err = g->ops->peer(g->b, e->c, copies, &e->peer[rep], g->info);
         }
     }
     return err;

@@ -16,7 +16,7 @@
 #include "tests/load/bench_result.h"
 
 enum {
-    BENCH_MAX_GROUP = 8,
+    BENCH_MAX_GROUP = 16,
     BENCH_MAX_REPS = 101,
     BENCH_MAX_RESULTS = 256,
     BENCH_MAX_VERDICTS = 512,

@@ -29,14 +29,14 @@ static void choose_block(bench_peer *p, uint32_t threads) {
     p->blas.block = block;
 }
 
-static attnd_err open_peer(bench_peer *p, const bench_case *c, uint32_t threads,
-                           uint64_t cold_bytes, attnd_errinfo *info) {
+static attnd_err open_peer(bench_peer *p, const bench_case *c, uint32_t threads, uint32_t copies,
+                           attnd_errinfo *info) {
     uint64_t q_num = (uint64_t)c->q_len * (uint64_t)c->q_heads * (uint64_t)c->head_dim;
     uint64_t kv_num = kv_floats(c);
     bool is_decode = c->kind == BENCH_DECODE;
-    uint64_t copies = is_decode ? cold_bytes / (2 * kv_num * sizeof(float)) + 1 : 1;
+    copies = is_decode ? copies : 1;
     uint64_t num = 2 * q_num + copies * 2 * kv_num;
-    *p = (bench_peer){.c = *c, .copies = (uint32_t)copies};
+    *p = (bench_peer){.c = *c, .copies = copies};
     attnd_err err = bench_arena_open(&p->arena, num * sizeof(float), true, info);
     if (err != ATTND_OK) {
         return err;
@@ -57,8 +57,8 @@ static attnd_err open_peer(bench_peer *p, const bench_case *c, uint32_t threads,
     return ATTND_OK;
 }
 
-attnd_err bench_peer_time(bench_peers *p, const bench_case *c, uint32_t threads,
-                          uint64_t cold_bytes, double *us, attnd_errinfo *info) {
+attnd_err bench_peer_time(bench_peers *p, const bench_case *c, uint32_t threads, uint32_t copies,
+                          double *us, attnd_errinfo *info) {
     bench_peer *peer = NULL;
     for (uint32_t i = 0; i < p->num; i++) {
         peer = memcmp(&p->list[i].c, c, sizeof(*c)) == 0 ? &p->list[i] : peer;
@@ -66,7 +66,7 @@ attnd_err bench_peer_time(bench_peers *p, const bench_case *c, uint32_t threads,
     if (!peer) {
         peer = &p->list[p->num];
         attnd_err err = p->num < BENCH_MAX_PEERS
-                            ? open_peer(peer, c, threads, cold_bytes, info)
+                            ? open_peer(peer, c, threads, copies, info)
                             : attnd_fail(info, ATTND_ENOMEM, NULL, "too many peers at a time");
         if (err != ATTND_OK) {
             return err;

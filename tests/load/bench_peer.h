@@ -1,7 +1,7 @@
 // bench_peer times OpenBLAS (bench_blas.h) on the shapes of cases: decode of one sequence over a
 // float32 cache, and causal prefill of one sequence, in float32 whatever the case's type.  Its data
 // are its own, random, contiguous per KV head as it likes them; those of a decode exist as often as
-// it takes that what is read is not cached.  One thread.
+// the caller says that it takes to read nothing that is cached.  One thread.
 #ifndef ATTND_LOAD_BENCH_PEER_H
 #define ATTND_LOAD_BENCH_PEER_H
 
@@ -27,10 +27,10 @@ typedef struct bench_peers {
 // bench_peer_knows says whether the library is there and takes such a case.
 bool bench_peer_knows(const bench_case *c);
 
-// bench_peer_time times one call.  The first one for a case makes its data, of at least cold_bytes
-// for a decode, and finds out which block of a prefill is fastest.  ATTND_ENOMEM.
-attnd_err bench_peer_time(bench_peers *p, const bench_case *c, uint32_t threads,
-                          uint64_t cold_bytes, double *us, attnd_errinfo *info);
+// bench_peer_time times one call.  The first one for a case makes its data, copies of them for
+// a decode, and finds out which block of a prefill is fastest.  ATTND_ENOMEM.
+attnd_err bench_peer_time(bench_peers *p, const bench_case *c, uint32_t threads, uint32_t copies,
+                          double *us, attnd_errinfo *info);
 
 // bench_peers_reset gives all data back.
 void bench_peers_reset(bench_peers *p);
