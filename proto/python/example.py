@@ -25,7 +25,7 @@ def random(*shape):
 
 with attnd.connect(sys.argv[1]) as client:
     model = client.open_model("example", layers=LAYERS, q_heads=HEADS, kv_heads=KV_HEADS,
-                              head_dim=DIM, dtype="f32")  # fmt: skip
+                              head_dim=DIM, dtype="f32")
     seq = model.sequence()
     keys = [random(0, KV_HEADS, DIM) for _ in range(LAYERS)]
     values = list(keys)

@@ -47,7 +47,8 @@ class Daemon:
     def kill_worker(self) -> None:
         assert self.process is not None
         pid = self.process.pid
-        os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]), signal.SIGKILL)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
 
     def end(self, how: int = signal.SIGTERM) -> int:
         assert self.process is not None and self.process.stdout is not None

@@ -39,8 +39,8 @@ def attention(
     alibi: Optional[Sequence[float]] = None,
     visible: Any = None,
 ) -> Tuple[Any, Any]:
-    """Returns out [rows, q_heads, v_dim] and the natural log of the sums [q_heads, rows], sinks left
-    out of it.  visible, bool [rows, keys], takes more away."""
+    """Returns out [rows, q_heads, v_dim] and the natural log of the sums [q_heads, rows], without
+    sinks.  visible, bool [rows, keys], takes more away."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     rows, heads, dim = q.shape
     keys, kv_heads, v_dim = v.shape

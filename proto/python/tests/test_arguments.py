@@ -254,4 +254,5 @@ def test_errors_are_python_errors_and_travel() -> None:
         "nobody",
         3,
     )
-    assert issubclass(attnd.TimeoutError, TimeoutError) and issubclass(attnd.InvalidError, ValueError)
+    assert issubclass(attnd.TimeoutError, TimeoutError)
+    assert issubclass(attnd.InvalidError, ValueError)

@@ -168,7 +168,7 @@ def test_torch(client: attnd.Client, bf16_model: attnd.Model, step: attnd.Step) 
     check(out.numpy())
     given = torch.zeros(q.shape)
     assert step.attend(0, *(t.transpose(0, 1).contiguous().transpose(0, 1) for t in tensors),
-                       out=given) is given  # fmt: skip
+                       out=given) is given
     check(given.numpy())
     with pytest.raises(attnd.InvalidError) as e:
         step.attend(0, tensors[0].clone().requires_grad_(), *tensors[1:])
@@ -223,7 +223,7 @@ def test_buffers_hold_bfloat16(client: attnd.Client, bf16_model: attnd.Model) ->
 def test_arrays_outlive_buffers_and_client(daemon: Any) -> None:
     client = attnd.connect(daemon.url, transport="ring")
     model = client.open_model("arrays-life", layers=1, q_heads=1, kv_heads=1, head_dim=8,
-                              dtype="f32")  # fmt: skip
+                              dtype="f32")
     b = model.buffers(4)
     row = b.q[2]
     row[:] = 3

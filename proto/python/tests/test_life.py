@@ -78,14 +78,25 @@ def test_killed_worker(transport: str) -> None:
             model = client.open_model("killed", **GEOMETRY)
             seq = model.sequence()
             prompt(model, seq)
+            step = client.step([model.sequence()])
+            buffers = model.buffers(1)
             kept_daemon.kill_worker()
             with pytest.raises(attnd.ConnectionError):
                 while True:
                     client.admin("stats")
             assert client.reconnect() is True
             assert client.session.id == session.id and client.transport == transport
-            with client.step([seq]) as step:
-                assert step.committed == (5,)
+            _, k, v = qkv(1, 5)
+            q = normal(9, 1, 2, 8)
+            with client.step([seq.read()]) as again:
+                assert again.committed == (5,)
+                want = attention(q, k, v, 4)[0]
+                np.testing.assert_allclose(again.attend(0, q), want, rtol=1e-5, atol=1e-5)
+                if transport == "ring":  # their memory belongs to the ring that is lost
+                    with pytest.raises(attnd.StaleError):
+                        again.attend(0, buffers=buffers)
+            with pytest.raises(attnd.StaleError):
+                step.commit()
     finally:
         kept_daemon.remove()
 
@@ -194,7 +205,7 @@ def waiting_step(client: attnd.Client, deadline: float) -> Any:
     def wait() -> None:
         try:
             with client.step([model.sequence().append(1, reserve=ROOM)], deadline=deadline,
-                             request=request):  # fmt: skip
+                             request=request):
                 ended.append(None)
         except attnd.Error as e:
             ended.append(e)

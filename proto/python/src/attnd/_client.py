@@ -200,9 +200,10 @@ class Client:
     def reconnect(self) -> bool:
         """Connects again after a loss, for which it waits up to the timeout.
 
-        True: the session is there again with all that was committed, or nothing was lost.  False:
-        there is a new session; models, sequences, steps and buffers of the old one raise StaleError
-        from now on.  ConnectionError: still no daemon.  Calls of other threads wait meanwhile.
+        True: nothing was lost, or the session is there again with all that was committed; steps
+        that were open are aborted, and buffers have to be made anew.  False: there is a new
+        session; models, sequences, steps and buffers of the old one raise StaleError from now on.
+        ConnectionError: still no daemon.  Calls of other threads wait meanwhile.
         """
         with self._handle.alone() as pointer:
             try:
@@ -258,7 +259,7 @@ class Client:
         return Model(self, name, layers=layers, q_heads=q_heads, kv_heads=kv_heads,
                      head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype, kv_dtype=kv_dtype,
                      digest=digest, block_tokens=block_tokens, causal=causal, layer=layer,
-                     per_layer=per_layer)  # fmt: skip
+                     per_layer=per_layer)
 
     def step(
         self,
@@ -273,7 +274,7 @@ class Client:
         from ._step import Step
 
         return Step(self, seqs, deadline=deadline, commit=commit, accepted=accepted,
-                    request=request)  # fmt: skip
+                    request=request)
 
     def admin(self, op: str, **body: Any) -> Dict[str, Any]:
         """Calls an op that answers in JSON: model_list, seq_list, stats, session_list, drain,

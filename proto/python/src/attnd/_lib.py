@@ -198,7 +198,7 @@ DTYPES = ("f32", "bf16", "f16", "f8e4m3")  # attnd_dtype
 _P = c_void_p  # attnd_client *
 _INFO = POINTER(ErrInfo)
 _ATTEND1 = [_P, POINTER(StepSeqArgs), c_uint32, c_uint32, POINTER(AttendArgs), c_void_p,
-            POINTER(RanStruct), _INFO]  # fmt: skip
+            POINTER(RanStruct), _INFO]
 
 # Functions that return an attnd_err and end in an attnd_errinfo *.
 _CALLS: List[Tuple[str, List[Any]]] = [
@@ -223,7 +223,7 @@ _CALLS: List[Tuple[str, List[Any]]] = [
     ("decode", _ATTEND1),
     ("prefill", _ATTEND1),
     ("admin", [_P, c_char_p, c_char_p, POINTER(c_void_p), _INFO]),
-]  # fmt: skip
+]
 
 
 def _load() -> ctypes.CDLL:
@@ -235,7 +235,7 @@ def _load() -> ctypes.CDLL:
         lib = ctypes.CDLL(name)
     except OSError as e:
         raise ImportError(f"attnd: {e} (libattnd.so needs libnng and libcjson; $ATTND_LIBRARY may "
-                          "name another one)") from e  # fmt: skip
+                          "name another one)") from e
     for call, argtypes in _CALLS:
         function = getattr(lib, "attnd_" + call)
         function.argtypes = argtypes

@@ -9,7 +9,7 @@ from typing import Sequence as Seq
 from . import _lib
 from ._client import Client, encode, exact_bytes
 from ._errors import Error, ErrorCode, invalid
-from ._tensor import Array, floats, milliseconds, unsigned
+from ._tensor import floats, milliseconds, unsigned
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -209,7 +209,7 @@ class Model:
         from ._step import Given, attend_once
 
         return attend_once(_lib.lib.attnd_decode, self, seqs, Given(q, k, v, out, lse), partial,
-                           deadline, ran)  # fmt: skip
+                           deadline, ran)
 
     def prefill(
         self,
@@ -228,7 +228,7 @@ class Model:
         from ._step import Given, attend_once
 
         return attend_once(_lib.lib.attnd_prefill, self, seqs, Given(q, k, v, out, lse), partial,
-                           deadline, ran)  # fmt: skip
+                           deadline, ran)
 
 
 class Sequence:

@@ -82,7 +82,8 @@ class Buffers:
 
     q [max_rows, q_heads, head_dim], k [max_new_rows, kv_heads, head_dim], v [max_new_rows,
     kv_heads, v_head_dim].  What attend returns is a read-only view, good until the next
-    attend through the same buffers.  One attend at a time.  The memory lives as long as this object or any array of it.
+    attend through the same buffers.  One attend at a time.  The memory lives as long as this object
+    or any array of it.
     """
 
     def __init__(self, model: Model, max_rows: int, max_new_rows: int, lse: bool) -> None:
@@ -376,7 +377,7 @@ class Step:
             if not (q is k is v is out is None and lse is False):
                 raise invalid("buffers", "buffers stand instead of q, k, v, out and lse")
             args = _lib.AttendArgs(rows=self.rows, new_rows=self.new_rows, model=self.model.id,
-                                   buffers=buffers.pointer)  # fmt: skip
+                                   buffers=buffers.pointer)
             self._client.check_epoch(buffers.model.epoch)
         args.step, args.layer, args.partial = self.id, unsigned("layer", layer), partial
         mask = _mask(block_mask, keep)
@@ -474,7 +475,7 @@ def attend_once(
     what = _lib.RanStruct()
     model.client.call_in(model.epoch, function, entries, len(parts),
                          milliseconds("deadline", deadline, 2**32 - 1), a.args, lens,
-                         what)  # fmt: skip
+                         what)
     for part, length in zip(parts, lens):
         part.seq.length = length
     if ran is not None:

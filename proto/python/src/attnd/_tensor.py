@@ -140,7 +140,7 @@ def to_torch(array: Array) -> Any:
 
 
 def at_address(address: Optional[int], dtype: np.dtype[Any], shape: Tuple[int, ...], owner: object,
-               writable: bool) -> Array:  # fmt: skip
+               writable: bool) -> Array:
     """at_address is an array of memory that owner keeps: it lives as long as any view of it."""
     count = int(np.prod(shape, dtype=np.int64))
     if count == 0 or not address:
