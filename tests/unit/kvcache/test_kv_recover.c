@@ -311,7 +311,8 @@ START_TEST(kv_recover_serves_the_rest_whatever_byte_is_damaged) {
     long tried = 0, lost = 0, refused = 0;
     for (size_t at = 0; at < tables; at++) {
         at = at == end ? first_table : at;
-        bool near_data = snapshot[at] || (at > 0 && snapshot[at - 1]) || snapshot[at + 1];
+        bool near_data =
+            snapshot[at] || (at > 0 && snapshot[at - 1]) || (at + 1 < tables && snapshot[at + 1]);
         if (touched[at / PAGE] && (all || near_data || at % 61 == 0)) {
             damaged(at, (uint8_t)(1u << at % 8), &lost, &refused);
             tried++;
