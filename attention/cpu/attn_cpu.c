@@ -243,6 +243,8 @@ static attnd_err choose_ops(attn_cpu *cpu, const attn_cpu_opts *opts, attnd_erri
         if (err != ATTND_OK) {
             return err;
         }
+    } else {
+        features = attn_cpu_prefer(features);
     }
     attn_cpu_init(&cpu->ops, features);
     return ATTND_OK;

@@ -64,13 +64,21 @@ uint32_t attn_cpu_detect(void) {
     }
     return features;
 }
-#elif defined(__aarch64__)
-uint32_t attn_cpu_detect(void) {
-    return ATTN_CPU_NEON; // every AArch64 has it
+
+uint32_t attn_cpu_prefer(uint32_t features) {
+    return __builtin_cpu_is("intel") ? features & ~(uint32_t)ATTN_CPU_AVX512_BF16 : features;
 }
 #else
 uint32_t attn_cpu_detect(void) {
+#if defined(__aarch64__)
+    return ATTN_CPU_NEON; // every AArch64 has it
+#else
     return 0;
+#endif
+}
+
+uint32_t attn_cpu_prefer(uint32_t features) {
+    return features;
 }
 #endif
 

@@ -87,6 +87,11 @@ typedef struct attn_cpu_ops {
 // attn_cpu_detect returns the features of this machine.  Any thread.
 uint32_t attn_cpu_detect(void);
 
+// attn_cpu_prefer leaves out of the features of this machine what is there but does not pay: a core
+// of Intel's does half as many multiply-adds a second by the bf16 dot as by FMA (213 to 416 GFLOP/s
+// on two of them), one of AMD's twice as many.  Any thread.
+uint32_t attn_cpu_prefer(uint32_t features);
+
 // attn_cpu_init fills *ops with the best that features allow; features that the machine lacks are
 // the caller's fault.  Any thread.
 void attn_cpu_init(attn_cpu_ops *ops, uint32_t features);

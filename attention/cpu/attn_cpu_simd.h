@@ -18,7 +18,6 @@
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_H
 
-#include "attention/cpu/attn_cpu_simd_finish.h"
 #include "attention/cpu/attn_cpu_simd_work.h"
 
 // halve_rows widens rows of F8E4M3 to halves and lets *rows point to them.
@@ -128,8 +127,10 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
     int32_t num_parts = cut_rows(parts, w, step, row_first, rows);
     float *q = head->q + (int64_t)row_first * w->columns;
     float *acc = head->acc + (int64_t)row_first * w->v_columns;
-    for (int32_t c = 0; c < w->columns; c += SIMD_SUM_COLUMNS) {
-        int32_t n = w->columns - c < SIMD_SUM_COLUMNS ? w->columns - c : SIMD_SUM_COLUMNS;
+    int32_t per_product = w->form->pair ? 2 : 1;
+    int32_t products = w->columns / per_product;
+    for (int32_t c = 0; c < products; c += SIMD_SUM_COLUMNS) {
+        int32_t n = products - c < SIMD_SUM_COLUMNS ? products - c : SIMD_SUM_COLUMNS;
         for (int32_t i = 0; i < num_parts; i++) {
             const simd_part *x = &parts[i];
             simd_score score = {w->s + x->row * ATTN_STEP_KEYS, q + (int64_t)x->row * w->columns,
@@ -148,18 +149,29 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
         .key_first = step->key_first,
     };
     simd_softmax_step(&tile, head->logits);
+    if (w->form->pair) {
+        w->form->pair(w->s, ATTN_STEP_KEYS, rows, ATTN_STEP_KEYS);
+    }
     for (int32_t c = 0, n; c < w->v_columns; c += n) {
-        n = w->v_columns - c < SIMD_WEIGH_COLUMNS ? SIMD_PAIR : SIMD_WEIGH_COLUMNS;
+        n = weigh_columns(c, w->v_columns);
         for (int32_t i = 0; i < num_parts; i++) {
             const simd_part *x = &parts[i];
             simd_weigh product = {acc + (int64_t)x->row * w->v_columns,
                                   w->v_columns,
                                   w->s + x->row * ATTN_STEP_KEYS,
                                   rescale + x->row,
-                                  x->first,
-                                  x->end};
-            packed_weigh(&product, w->v_row, c, n, x->num_rows);
+                                  x->first / per_product,
+                                  (x->end + per_product - 1) / per_product};
+            packed_weigh(&product, w->v + c * ATTN_STEP_KEYS, c, n, x->num_rows);
         }
+    }
+}
+
+// packed_tiles runs all rows of one KV head over its packed K and V.
+static inline void packed_tiles(simd_work *w, const attn_cpu_step *step, const simd_head *head) {
+    for (int32_t r = 0; r < w->rows; r += SIMD_TILE_ROWS) {
+        int32_t left = w->rows - r;
+        packed_rows(w, step, head, r, left < SIMD_TILE_ROWS ? left : SIMD_TILE_ROWS);
     }
 }
 
@@ -178,21 +190,8 @@ SIMD_INLINE void packed_head(simd_work *w, const attn_cpu_step *step, simd_head 
     if (is_f8) {
         halve_rows(w, &head->v, first, end, s->v_head_dim, w->v_columns);
     }
-    if (dtype == ATTND_F32 && w->v_columns == s->v_head_dim) {
-        for (int32_t key = first; key < end; key++) {
-            w->v_row[key] = (const float *)(const void *)(head->v.row[key] + head->v.offset);
-        }
-    } else {
-        widen_v(w->v, w->v_columns, &head->v, first, end, load,
-                is_f8 ? w->v_columns : s->v_head_dim);
-        for (int32_t key = first; key < end; key++) {
-            w->v_row[key] = w->v + (int64_t)key * w->v_columns;
-        }
-    }
-    for (int32_t r = 0; r < w->rows; r += SIMD_TILE_ROWS) {
-        int32_t left = w->rows - r;
-        packed_rows(w, step, head, r, left < SIMD_TILE_ROWS ? left : SIMD_TILE_ROWS);
-    }
+    widen_v(w->v, &head->v, first, end, load, is_f8 ? w->v_columns : s->v_head_dim);
+    packed_tiles(w, step, head);
 }
 
 // head_of fills *head for KV head h of the task.
@@ -248,6 +247,9 @@ static inline void simd_attend(const attn_params *p, const attn_task *t, const a
     int32_t key = attn_cpu_step_next(&w->step[current], p, t, span, span.first);
     fetch_first(w, &w->step[current]);
     load_q(w);
+    if (form->pair) {
+        form->pair(w->q, w->columns, t->head_count * w->stride_rows, w->columns);
+    }
     set_logits(w);
     clear_state(w);
     while (w->step[current].seen) {

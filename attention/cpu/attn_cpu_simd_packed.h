@@ -7,6 +7,9 @@
 //     V of the step is converted once for all rows:   [ATTN_STEP_KEYS, v_head_dim], or read in
 //     place scores  = Q * panel     lanes run along keys: no sum over lanes, one broadcast of q per
 //     row acc    += weights * V   lanes run along v_head_dim
+//
+// A file that includes this one defines SIMD_PRODUCT(a, b, sum): vec_fma, or a dot product of pairs
+// of bf16, for which "column" and "key" below mean two of them.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_PACKED_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_PACKED_H
 
@@ -47,20 +50,30 @@ SIMD_INLINE void pack_k(float *panel, const simd_rows *k, int32_t end, attnd_dty
     }
 }
 
-// widen_v converts keys [first, end) of the step to rows of stride floats, columns in pair order,
-// zeros behind v_head_dim.
-SIMD_INLINE void widen_v(float *rows, int32_t stride, const simd_rows *v, int32_t first,
-                         int32_t end, attnd_dtype dtype, int32_t v_head_dim) {
+// weigh_columns returns how many columns of V from c on all rows meet before the next ones.
+static inline int32_t weigh_columns(int32_t c, int32_t columns) {
+    return columns - c < SIMD_WEIGH_COLUMNS ? SIMD_PAIR : SIMD_WEIGH_COLUMNS;
+}
+
+// widen_v converts keys [first, end) of the step to panels: the columns that weigh_columns puts
+// together from c on are [ATTN_STEP_KEYS, num columns] at panels + c * ATTN_STEP_KEYS.  Columns are
+// in pair order, zeros behind v_head_dim.
+SIMD_INLINE void widen_v(float *panels, const simd_rows *v, int32_t first, int32_t end,
+                         attnd_dtype dtype, int32_t v_head_dim) {
     const int32_t bytes = SIMD_PAIR * element_bytes(dtype);
-    for (int32_t key = first; key < end; key++) {
-        const char *x = v->row[key] + v->offset;
-        float *y = rows + (int64_t)key * stride;
-        for (int32_t c = 0; c < v_head_dim; c += SIMD_PAIR, x += bytes) {
-            int32_t n = v_head_dim - c < SIMD_PAIR ? v_head_dim - c : SIMD_PAIR;
-            vec a, b;
-            load_pair(x, dtype, n, &a, &b);
-            vec_store(y + c, a);
-            vec_store(y + c + VEC_LANES, b);
+    const int32_t columns = (v_head_dim + SIMD_PAIR - 1) / SIMD_PAIR * SIMD_PAIR;
+    for (int32_t c = 0, width; c < columns; c += width) {
+        width = weigh_columns(c, columns);
+        for (int32_t key = first; key < end; key++) {
+            const char *x = v->row[key] + v->offset + (int64_t)c * element_bytes(dtype);
+            float *y = panels + c * ATTN_STEP_KEYS + key * width;
+            for (int32_t i = 0; i < width; i += SIMD_PAIR, x += bytes) {
+                int32_t left = v_head_dim - c - i;
+                vec a, b;
+                load_pair(x, dtype, left < SIMD_PAIR ? left : SIMD_PAIR, &a, &b);
+                vec_store(y + i, a);
+                vec_store(y + i + VEC_LANES, b);
+            }
         }
     }
 }
@@ -88,7 +101,7 @@ SIMD_INLINE void score_tile(const simd_score *x, const float *panel, int32_t c, 
             vec y = vec_set1(q[r * x->stride_q + i]);
 #pragma GCC unroll 4
             for (int v = 0; v < num_vecs; v++) {
-                sum[r * num_vecs + v] = vec_fma(y, k[v], sum[r * num_vecs + v]);
+                sum[r * num_vecs + v] = SIMD_PRODUCT(y, k[v], sum[r * num_vecs + v]);
             }
         }
     }
@@ -100,8 +113,8 @@ SIMD_INLINE void score_tile(const simd_score *x, const float *panel, int32_t c, 
 }
 
 // weigh_tile does the product for num_rows x num_vecs vectors of acc from column c on; v is the
-// rows of V.
-SIMD_INLINE void weigh_tile(const simd_weigh *x, const float *const *v, int32_t c, int num_rows,
+// panel of V of these columns.
+SIMD_INLINE void weigh_tile(const simd_weigh *x, const float *v, int32_t c, int num_rows,
                             int num_vecs) {
     vec sum[VEC_TILE_ROWS * 4];
 #pragma GCC unroll 32
@@ -114,14 +127,14 @@ SIMD_INLINE void weigh_tile(const simd_weigh *x, const float *const *v, int32_t 
         vec y[4];
 #pragma GCC unroll 4
         for (int i = 0; i < num_vecs; i++) {
-            y[i] = vec_load(v[key] + c + i * VEC_LANES);
+            y[i] = vec_load(v + (key * num_vecs + i) * VEC_LANES);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < num_rows; r++) {
             vec weight = vec_set1(weights[r * ATTN_STEP_KEYS + key]);
 #pragma GCC unroll 4
             for (int i = 0; i < num_vecs; i++) {
-                sum[r * num_vecs + i] = vec_fma(weight, y[i], sum[r * num_vecs + i]);
+                sum[r * num_vecs + i] = SIMD_PRODUCT(weight, y[i], sum[r * num_vecs + i]);
             }
         }
     }
@@ -173,10 +186,10 @@ static inline void packed_scores(const simd_score *x, const float *panel, int32_
     }
 }
 
-// packed_weigh does the product for a tile of num_rows and num_columns of acc from c on: at most
-// VEC_TILE_VECS vectors, else 2.
-static inline void packed_weigh(const simd_weigh *x, const float *const *v, int32_t c,
-                                int32_t num_columns, int32_t num_rows) {
+// packed_weigh does the product for a tile of num_rows and the num_columns columns of acc from c on
+// whose panel v is.
+static inline void packed_weigh(const simd_weigh *x, const float *v, int32_t c, int32_t num_columns,
+                                int32_t num_rows) {
     bool is_wide = num_columns == SIMD_WEIGH_COLUMNS;
     if (num_rows == VEC_TILE_ROWS && is_wide) {
         weigh_tile(x, v, c, VEC_TILE_ROWS, VEC_TILE_VECS);

@@ -3,7 +3,9 @@
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_TABLE_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_TABLE_H
 
+#define SIMD_PRODUCT vec_fma
 #include "attention/cpu/attn_cpu_simd.h"
+#include "attention/cpu/attn_cpu_simd_finish.h"
 
 static void stream_f32(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     stream_head(w, step, head, ATTND_F32);
@@ -11,7 +13,7 @@ static void stream_f32(simd_work *w, const attn_cpu_step *step, simd_head *head)
 static void packed_f32(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F32);
 }
-static const simd_form form_f32 = {SIMD_PLAIN, stream_f32, packed_f32};
+static const simd_form form_f32 = {SIMD_PLAIN, stream_f32, packed_f32, NULL};
 static void decode_f32(const attn_params *p, const attn_task *t, const attn_state *out,
                        void *scratch) {
     simd_attend(p, t, out, scratch, &form_f32, true);
@@ -27,7 +29,7 @@ static void stream_bf16(simd_work *w, const attn_cpu_step *step, simd_head *head
 static void packed_bf16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_BF16);
 }
-static const simd_form form_bf16 = {SIMD_SPLIT, stream_bf16, packed_bf16};
+static const simd_form form_bf16 = {SIMD_SPLIT, stream_bf16, packed_bf16, NULL};
 static void decode_bf16(const attn_params *p, const attn_task *t, const attn_state *out,
                         void *scratch) {
     simd_attend(p, t, out, scratch, &form_bf16, true);
@@ -43,7 +45,7 @@ static void stream_f16(simd_work *w, const attn_cpu_step *step, simd_head *head)
 static void packed_f16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F16);
 }
-static const simd_form form_f16 = {SIMD_PLAIN, stream_f16, packed_f16};
+static const simd_form form_f16 = {SIMD_PLAIN, stream_f16, packed_f16, NULL};
 static void decode_f16(const attn_params *p, const attn_task *t, const attn_state *out,
                        void *scratch) {
     simd_attend(p, t, out, scratch, &form_f16, true);
@@ -59,7 +61,7 @@ static void stream_f8(simd_work *w, const attn_cpu_step *step, simd_head *head) 
 static void packed_f8(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F8E4M3);
 }
-static const simd_form form_f8 = {SIMD_QUADS, stream_f8, packed_f8};
+static const simd_form form_f8 = {SIMD_QUADS, stream_f8, packed_f8, NULL};
 static void decode_f8(const attn_params *p, const attn_task *t, const attn_state *out,
                       void *scratch) {
     simd_attend(p, t, out, scratch, &form_f8, true);

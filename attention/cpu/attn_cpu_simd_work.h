@@ -31,6 +31,9 @@ typedef struct simd_form {
     simd_order order;
     simd_head_fn stream; // up to SIMD_STREAM_ROWS rows
     simd_head_fn packed; // more
+    // NULL, or the packed form multiplies pairs of bf16: it rounds rows of x [rows, stride] to
+    // them, in place; columns is a multiple of 2 VEC_LANES.
+    void (*pair)(float *x, int64_t stride, int32_t rows, int32_t columns);
 } simd_form;
 
 // All arrays are in the thread's scratch, as simd_work itself is.
@@ -50,10 +53,9 @@ struct simd_work {
     float *places;              // [stride_rows]: i + kv_len - q_len
     float *s;                   // [SIMD_TILE_ROWS and padding, ATTN_STEP_KEYS]
     float *panel;               // [columns, ATTN_STEP_KEYS], packed form
-    float *v;                   // [ATTN_STEP_KEYS, v_columns], packed form
+    float *v;                   // [v_columns, ATTN_STEP_KEYS] as widen_v lays it, packed form
     uint16_t *halves;           // [ATTN_STEP_KEYS, columns or v_columns], F8E4M3
     const char **half_row;      // [ATTN_STEP_KEYS], its rows
-    const float **v_row;        // [ATTN_STEP_KEYS], rows of V in float32, packed form
     attn_cpu_step step[2];      // the one under way and the next
 };
 
@@ -106,7 +108,6 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
     int32_t widest = w->columns > w->v_columns ? w->columns : w->v_columns;
     w->halves = carve(&at, widest * ATTN_STEP_KEYS * (int64_t)sizeof(uint16_t));
     w->half_row = carve(&at, ATTN_STEP_KEYS * (int64_t)sizeof(char *));
-    w->v_row = carve(&at, ATTN_STEP_KEYS * (int64_t)sizeof(float *));
     return w;
 }
 
@@ -166,6 +167,24 @@ static inline void load_row(float *to, const simd_work *w, const char *from,
     order_columns(to, plain, w->columns, w->form->order);
 }
 
+// fetch_q fetches the query rows of a token's first head: they lie a token apart, which no hardware
+// guesses.
+static inline void fetch_q(const simd_work *w, int32_t token) {
+    const attn_row *row = w->row;
+    int32_t group = attn_group(&w->p->shape);
+    if (token >= row->q_first + row->q_count) {
+        return;
+    }
+    int64_t element = attnd_dtype_bytes(w->p->shape.q_dtype);
+    for (int32_t i = 0; i < group; i++) {
+        int64_t q_head = w->t->head_first * (int64_t)group + i;
+        int64_t at = token * row->stride_q_token + q_head * row->stride_q_head;
+        for (int64_t c = 0; c < w->p->shape.head_dim * element; c += SIMD_LINE) {
+            __builtin_prefetch((const char *)row->q + at * element + c, 0, 3);
+        }
+    }
+}
+
 // load_q fills q, slopes and places.
 static inline void load_q(simd_work *w) {
     const attn_row *row = w->row;
@@ -179,6 +198,9 @@ static inline void load_q(simd_work *w) {
         if (in_group == group) {
             in_group = 0;
             token++;
+        }
+        if (r == 0 || in_group == 0) {
+            fetch_q(w, token + 2);
         }
         int32_t place = row->kv_len - row->q_len + token;
         w->places[r] = (float)place;

@@ -69,6 +69,21 @@ START_TEST(isas_that_the_machine_lacks_are_refused) {
 }
 END_TEST
 
+// Unasked an engine runs what pays on this machine; every set that is there can be asked for.
+START_TEST(what_is_there_can_be_asked_for) {
+    uint32_t there = attn_cpu_detect();
+    ck_assert_uint_eq(attn_cpu_prefer(there) & ~there, 0);
+    ck_assert_uint_eq((there ^ attn_cpu_prefer(there)) & ~(uint32_t)ATTN_CPU_AVX512_BF16, 0);
+    if (there & ATTN_CPU_AVX512_BF16) {
+        attn_cpu *cpu = NULL;
+        attn_cpu_opts opts = {.num_threads = 1, .isa = "avx512_bf16"};
+        ATTND_CK_OK(attn_cpu_create(&cpu, &opts, NULL));
+        ck_assert_str_eq(attn_cpu_isa(cpu), "avx512_bf16");
+        attn_cpu_free(cpu);
+    }
+}
+END_TEST
+
 START_TEST(masked_features_give_the_scalar_table) {
     attn_cpu_ops ops;
     attn_cpu_init(&ops, 0);
@@ -244,6 +259,7 @@ static Suite *suite(void) {
     tcase_add_test(c, scalar_is_always_there);
     tcase_add_test(c, the_environment_forces_an_isa);
     tcase_add_test(c, isas_that_the_machine_lacks_are_refused);
+    tcase_add_test(c, what_is_there_can_be_asked_for);
     tcase_add_test(c, masked_features_give_the_scalar_table);
     tcase_add_test(c, bad_options_are_refused_by_name);
     tcase_add_test(c, a_refused_launch_changes_nothing);
