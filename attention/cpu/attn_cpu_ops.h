@@ -40,7 +40,8 @@ enum {
 
 // attn_state is the partial result of the rows of a task, in log2 units:
 //     x   = log2(e) * logit, the logit as attn.h defines it (k_scale included)
-//     m   = largest x seen, d = sum of exp2(x - m), acc = sum of exp2(x - m) * v, without v_scale
+//     m   = largest x seen, or that rounded to an integer, so that rescaling rounds nothing
+//     d   = sum of exp2(x - m), acc = sum of exp2(x - m) * v, without v_scale
 // A row that sees no key has m = -INFINITY, d = 0, acc = 0.
 typedef struct attn_state {
     float *acc; // [rows, v_head_dim]

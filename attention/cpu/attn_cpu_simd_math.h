@@ -11,13 +11,9 @@
 #include "attention/cpu/attn_cpu_step.h"
 #include "attention/cpu/attn_cpu_task.h"
 
-// simd_exp2 returns 2^x for x <= 127, exactly 1 for 0, exactly 0 for -inf, NaN for NaN.  2^x = 2^n
-// * p(f), n = round(x), p(f) = 1 + f * (c1 + ...): minimax for the relative error on [-1/2, 1/2]
-// with p(0) = 1; 2.0e-9 before rounding.
-static inline vec simd_exp2(vec x) {
-    x = vec_max(vec_set1(-200.0f), x);
-    vec n = vec_round(x);
-    vec f = vec_sub(x, n);
+// exp2_parts returns 2^(n + f) for |f| <= 1/2: 2^n * p(f), p(f) = 1 + f * (c1 + ...), minimax for
+// the relative error with p(0) = 1; 2.0e-9 before rounding.
+static inline vec exp2_parts(vec n, vec f) {
     vec p = vec_set1(1.535336195e-4f);
     p = vec_fma(p, f, vec_set1(1.339887385e-3f));
     p = vec_fma(p, f, vec_set1(9.618436918e-3f));
@@ -26,6 +22,21 @@ static inline vec simd_exp2(vec x) {
     p = vec_fma(p, f, vec_set1(6.931471825e-1f));
     p = vec_fma(p, f, vec_set1(1.0f));
     return vec_scale2(p, n);
+}
+
+// simd_exp2 returns 2^x for x <= 127, exactly 1 for 0, exactly 0 for -inf, NaN for NaN.
+static inline vec simd_exp2(vec x) {
+    x = vec_max(vec_set1(-200.0f), x);
+    vec n = vec_round(x);
+    return exp2_parts(n, vec_sub(x, n));
+}
+
+// simd_exp2_less returns 2^(s * c - m) like simd_exp2, for an integral m.  m + n is exact then, so
+// what the polynomial gets is rounded once, at the size of 1/2 and not of s * c - m.
+static inline vec simd_exp2_less(vec s, vec c, vec m) {
+    vec n = vec_round(vec_max(vec_set1(-200.0f), vec_fma(s, c, vec_sub(vec_zero(), m))));
+    vec f = vec_fma(s, c, vec_sub(vec_zero(), vec_add(m, n)));
+    return exp2_parts(n, vec_max(vec_set1(-1.0f), f)); // below -1 the result is 0 by n
 }
 
 // simd_tanh returns tanh(y) with a relative error of some ulp, near 0 too, where softcap lives for
@@ -153,10 +164,10 @@ static inline float row_exp2(const simd_tile *t, int32_t r, float factor, float 
         num_vecs = (ATTN_STEP_KEYS - __builtin_clzll(bits) + VEC_LANES - 1) / VEC_LANES;
     }
     vec c = vec_set1(factor);
-    vec minus_m = vec_set1(-m);
+    vec shift = vec_set1(m);
     vec sum = vec_zero();
     for (int32_t v = 0; v < num_vecs; v++) {
-        vec e = simd_exp2(vec_fma(vec_load(s + v * VEC_LANES), c, minus_m));
+        vec e = simd_exp2_less(vec_load(s + v * VEC_LANES), c, shift);
         vec_store(s + v * VEC_LANES, e);
         sum = vec_add(sum, e);
     }
@@ -166,8 +177,9 @@ static inline float row_exp2(const simd_tile *t, int32_t r, float factor, float 
     return vec_hsum(sum);
 }
 
-// simd_softmax_step is one step of the online softmax: m' = max(m, max x), d' = d * exp2(m - m') +
-// sum exp2(x - m').  A row that has seen nothing keeps m = -inf.
+// simd_softmax_step is one step of the online softmax: m' = max(m, round(max x)), d' = d * exp2(m -
+// m') + sum exp2(x - m').  m being integral, all that is rescaled is multiplied by powers of two,
+// which rounds nothing.  A row that has seen nothing keeps m = -inf.
 static inline void simd_softmax_step(const simd_tile *t, const simd_logits *l) {
     float most[SIMD_TILE_ROWS + VEC_LANES];
     float shift[SIMD_TILE_ROWS + VEC_LANES];
@@ -180,7 +192,7 @@ static inline void simd_softmax_step(const simd_tile *t, const simd_logits *l) {
     }
     for (int32_t r = 0; r < t->rows; r += VEC_LANES) {
         vec before = vec_load(t->m + r);
-        vec after = vec_max(before, vec_mul(vec_load(most + r), vec_set1(factor)));
+        vec after = vec_max(before, vec_round(vec_mul(vec_load(most + r), vec_set1(factor))));
         vec subtract = vec_max(vec_set1(-FLT_MAX), after); // not -inf: -inf - -inf is NaN
         vec_store(t->m + r, after);
         vec_store(shift + r, subtract);
