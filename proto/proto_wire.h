@@ -58,13 +58,13 @@
 //     config_set      66  JSON            JSON                   administration socket
 //
 // hello: {"client": "name for the log", "tenant": "default", "session": ID, "secret": HEX32}; every
-//     key may be missing; session and secret together re-attach to a daemon that was restarted (ESTALE
-//     when the session is gone, EPERM for a wrong secret, EBUSY when it has a connection).  Reply:
-//     {"daemon": "attnd 0.1.0", "version": 1, "session": ID, "secret": HEX32, "tenant": S,
-//     "reattached": B, "last_request": ID (the highest used of those marked `once`; the session's
-//     ids go on behind it), "attach_socket": PATH or null (proto_ring.h;
-//     null on the administration socket and over tcp://), "limits": {"message_bytes", "in_flight",
-//     "step_seqs", "step_rows", "sequences"}}.
+//     key may be missing; session and secret together re-attach to a daemon that was restarted:
+//     ESTALE when the session is gone, EPERM for a wrong secret, EBUSY when it has a connection.
+//     Models then have to be opened again, and have the same number.  Reply: {"daemon": "attnd
+//     0.1.0", "version": 1, "session": ID, "secret": HEX32, "tenant": S, "reattached": B,
+//     "last_request": ID (the highest used of those marked `once`; the session's go on behind it),
+//     "attach_socket": PATH or null (proto_ring.h; null on the administration socket and over
+//     tcp://), "limits": {"message_bytes", "in_flight", "step_seqs", "step_rows", "sequences"}}.
 // model_open: {"name": S, "digest": HEX64, "dtype": "f32" | "bf16" | "f16", "kv_dtype": the same or
 //     "f8e4m3" (default dtype), "layers": N, "q_heads": N, "kv_heads": N, "head_dim": N,
 //     "v_head_dim": N (default head_dim), "block_tokens": N (default: the daemon's), "causal": B
