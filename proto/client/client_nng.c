@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "proto/client/client_conn.h"
+#include "proto/client/client_nng_repair.h"
 #include "proto/clock.h"
 
 enum { NNG_ID_BYTES = 4 }; // REQ's own id, which NNG counts as part of a message
@@ -300,6 +301,7 @@ attnd_err client_nng_open(client_conn **out, const char *url, int32_t timeout_ms
     if (!conn) {
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory for a connection");
     }
+    client_nng_repair();
     int rv = nng_req0_open(&conn->sock);
     if (rv) {
         free(conn);

@@ -206,6 +206,25 @@ START_TEST(close_calls_back_what_was_started) {
 }
 END_TEST
 
+// The reply, of 64 KiB, comes in pieces; the close meets it before, between and behind them.
+START_TEST(close_returns_whenever_it_comes) {
+    enum { CLOSES = 300, ROWS = 256 };
+    static float q[ROWS * HEADS * DIM], out[ROWS * HEADS * DIM];
+    for (int i = 0; i < CLOSES; i++) {
+        begin(_i);
+        attnd_step_seq s = {.seq = create_seq(), .q_len = ROWS};
+        uint64_t step = 0;
+        ATTND_CK_OK(attnd_step_open(c, model, &s, 1, NULL, &step, &info));
+        attnd_attend_args a = {.step = step, .model = model, .rows = ROWS, .q = q, .out = out};
+        called = 0;
+        ATTND_CK_OK(attnd_attend_start(c, &a, count_cb, NULL, &info));
+        usleep((useconds_t)(i % 100 * 5));
+        attnd_close(c);
+        ck_assert_int_eq(called, 1);
+    }
+}
+END_TEST
+
 START_TEST(step_carries_the_commit_of_the_one_before) {
     static tensors t;
     begin(_i);
@@ -467,6 +486,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(tc, buffers_outlive_their_client, 0, 2);
     tcase_add_loop_test(tc, started_attends_are_called_back_once_by_poll, 0, 2);
     tcase_add_loop_test(tc, close_calls_back_what_was_started, 0, 2);
+    tcase_add_loop_test(tc, close_returns_whenever_it_comes, 0, 2);
     tcase_add_loop_test(tc, step_carries_the_commit_of_the_one_before, 0, 2);
     tcase_add_loop_test(tc, block_mask_is_sent, 0, 2);
     tcase_add_loop_test(tc, cancel_ends_a_step_that_waits_for_blocks, 0, 2);
