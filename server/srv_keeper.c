@@ -26,6 +26,7 @@ enum {
     NAME_BYTES = 64,
     TEXT_BYTES = 4096, // of a message
     MAX_ARGS = 256,
+    HEARD = 1024, // messages of one turn; more than a socket's queue holds
     FIRST_FD = 3,
     CALM_MS = 10000, // a worker that served as long did not die of its start
     CALM_DEATHS = 5, // sooner ones in a row that are put up with without a pause
@@ -180,6 +181,13 @@ static bool receive(keeper *k) {
     return true;
 }
 
+// hear reads what has come.  Bounded, since the address is open to every process: one that never
+// stops sending keeps nobody from being started, or ended.
+static void hear(keeper *k) {
+    for (int i = 0; i < HEARD && receive(k); i++) {
+    }
+}
+
 // ---- the worker
 
 // place_fds puts what is kept where LISTEN_FDS says that it is.
@@ -255,8 +263,7 @@ static uint64_t pause_after(keeper *k) {
 
 // ended looks at a worker's end; true when the keeper ends, too, with *status.
 static bool ended(keeper *k, int how, int *status) {
-    while (receive(k)) { // its last words
-    }
+    hear(k); // its last words
     k->worker = 0;
     *status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
     if (k->stopping || *status == 0 || (WIFEXITED(how) && !k->was_ready)) {
@@ -348,8 +355,7 @@ int srv_keeper_run(int argc, char **argv, uint64_t max_pause_ms) {
         struct pollfd fds[] = {{.fd = k.signals, .events = POLLIN},
                                {.fd = k.messages, .events = POLLIN}};
         poll(fds, 2, k.worker ? -1 : (int)(k.start_at_ms > now ? k.start_at_ms - now : 0));
-        while (receive(&k)) {
-        }
+        hear(&k);
         struct signalfd_siginfo info;
         while (!over && read(k.signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
             over = on_signal(&k, &info, &status);

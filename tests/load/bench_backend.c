@@ -5,11 +5,12 @@
 
 const bench_backend_ops *const bench_backends[] = {&bench_backend_cpu, NULL};
 
-const bench_backend_ops *bench_backend_find(const char *name) {
+attnd_err bench_backend_find(const bench_backend_ops **ops, const char *name, attnd_errinfo *info) {
     for (int i = 0; bench_backends[i]; i++) {
         if (strcmp(bench_backends[i]->name, name) == 0) {
-            return bench_backends[i];
+            *ops = bench_backends[i];
+            return ATTND_OK;
         }
     }
-    return NULL;
+    return attnd_fail(info, ATTND_EINVAL, "backend", "no backend \"%s\" in this build", name);
 }

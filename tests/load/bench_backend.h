@@ -80,8 +80,8 @@ typedef struct bench_backend_ops {
     const char *(*peer_missing)(bench_backend *b);
 } bench_backend_ops;
 
-// bench_backend_find returns a backend by name, NULL when this build has none of that name.
-const bench_backend_ops *bench_backend_find(const char *name);
+// bench_backend_find finds a backend by name.  ATTND_EINVAL: this build has none of that name.
+attnd_err bench_backend_find(const bench_backend_ops **ops, const char *name, attnd_errinfo *info);
 
 // bench_backends are all of this build, ended by NULL.
 extern const bench_backend_ops *const bench_backends[];

@@ -236,20 +236,14 @@ int bench_ceilings(int argc, char **argv) {
         {"help", BENCH_OPT_FLAG, &help, NULL, "print this", 0, 0, false},
         {NULL, BENCH_OPT_HEADING, NULL, NULL, NULL, 0, 0, false},
     };
+    int status;
     attnd_err err = bench_opts_parse(table, argc, argv, &info);
     c.ops = bench_ceil_find(isa);
     if (!err && !c.ops) {
         err = attnd_fail(&info, ATTND_ENOTSUP, "isa", "no loops of \"%s\" on this machine", isa);
     }
-    if (err) {
-        fprintf(stderr, "attn-bench ceilings: %s (attn-bench ceilings --help lists the flags)\n",
-                info.text);
-        return BENCH_EXIT_USAGE;
-    }
-    if (help) {
-        printf("usage: attn-bench ceilings [FLAGS]\n");
-        bench_opts_help(table, stdout);
-        return BENCH_EXIT_OK;
+    if (bench_opts_ended(table, "ceilings", help, err, &info, &status)) {
+        return status;
     }
     long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
     c.cold_bytes = COLD_CACHES * (uint64_t)(l3 > 0 ? l3 : DEFAULT_L3_BYTES);

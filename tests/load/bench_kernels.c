@@ -196,21 +196,12 @@ int bench_kernels(int argc, char **argv) {
         {"help", BENCH_OPT_FLAG, &o.help, NULL, "print this", 0, 0, false},
         {NULL, BENCH_OPT_HEADING, NULL, NULL, NULL, 0, 0, false},
     };
+    const bench_backend_ops *ops = NULL;
     attnd_err err = bench_opts_parse(table, argc, argv, &info);
-    const bench_backend_ops *ops = bench_backend_find(o.backend);
-    if (!err && !ops) {
-        err = attnd_fail(&info, ATTND_EINVAL, "backend", "no backend \"%s\" in this build",
-                         o.backend);
-    }
-    if (err) {
-        fprintf(stderr, "attn-bench kernels: %s (attn-bench kernels --help lists the flags)\n",
-                info.text);
-        return BENCH_EXIT_USAGE;
-    }
-    if (o.help) {
-        printf("usage: attn-bench kernels [FLAGS]\n");
-        bench_opts_help(table, stdout);
-        return BENCH_EXIT_OK;
+    err = err ? err : bench_backend_find(&ops, o.backend, &info);
+    int status;
+    if (bench_opts_ended(table, "kernels", o.help, err, &info, &status)) {
+        return status;
     }
     join_command(command, argc, argv);
     return execute(&o, ops, command);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "proto/dtype.h"
+#include "tests/load/bench_cmd.h"
 
 static attnd_err bad_value(const bench_opt *o, const char *text, attnd_errinfo *info) {
     bool number = o->kind == BENCH_OPT_U32 || o->kind == BENCH_OPT_U64 ||
@@ -153,4 +154,17 @@ void bench_opts_help(const bench_opt *opts, FILE *out) {
                  o->arg != NULL ? o->arg : "");
         fprintf(out, "  %-40s %s\n", left, o->help);
     }
+}
+
+bool bench_opts_ended(const bench_opt *opts, const char *command, bool help, attnd_err err,
+                      const attnd_errinfo *info, int *status) {
+    *status = err ? BENCH_EXIT_USAGE : BENCH_EXIT_OK;
+    if (err) {
+        fprintf(stderr, "attn-bench %s: %s (attn-bench %s --help lists the flags)\n", command,
+                info->text, command);
+    } else if (help) {
+        printf("usage: attn-bench %s [FLAGS]\n", command);
+        bench_opts_help(opts, stdout);
+    }
+    return err || help;
 }

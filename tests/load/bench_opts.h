@@ -42,4 +42,10 @@ bool bench_opts_seen(const bench_opt *opts, const char *name);
 // bench_opts_help prints the table.
 void bench_opts_help(const bench_opt *opts, FILE *out);
 
+// bench_opts_ended says whether a command ends with its flags: err, which it tells of by
+// info->text, or help asked for, which it prints, "usage: attn-bench COMMAND [FLAGS]" first.
+// *status is the exit status then.
+bool bench_opts_ended(const bench_opt *opts, const char *command, bool help, attnd_err err,
+                      const attnd_errinfo *info, int *status);
+
 #endif
