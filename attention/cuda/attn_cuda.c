@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "attention/cuda/attn_cuda.h"
+#include "attention/cuda/attn_cuda_error.h"
 #include "attention/cuda/attn_cuda_plan.h"
 #include "attention/cuda/decode_instance.h"
 #include "attention/cuda/prefill_instance.h"
@@ -23,13 +24,13 @@ enum {
 };
 
 // ATTN_TRY_CUDA clears the error, keeps its text in *info, and goes to fail.
-#define ATTN_TRY_CUDA(call)                       \
-    do {                                          \
-        cudaError_t code = (call);                \
-        if (code != cudaSuccess) {                \
-            err = cuda_failed(code, #call, info); \
-            goto fail;                            \
-        }                                         \
+#define ATTN_TRY_CUDA(call)                            \
+    do {                                               \
+        cudaError_t code = (call);                     \
+        if (code != cudaSuccess) {                     \
+            err = attn_cuda_failed(code, #call, info); \
+            goto fail;                                 \
+        }                                              \
     } while (0)
 
 typedef struct instance {
@@ -103,17 +104,6 @@ struct attn_cuda_plan {
     plan_memory *host;   // pinned
     plan_memory *device; // the same, for the kernels
 };
-
-static attnd_err cuda_failed(cudaError_t code, const char *call, attnd_errinfo *info) {
-    (void)cudaGetLastError();
-    attnd_err err = code == cudaErrorMemoryAllocation ? ATTND_ENOMEM : ATTND_ECUDA;
-    attnd_fail(info, err, "cuda", "%.*s: %s", (int)strcspn(call, "("), call,
-               cudaGetErrorString(code));
-    if (info) {
-        info->detail = (int32_t)code;
-    }
-    return err;
-}
 
 // choose_kernel decides between the two loaders.
 static attnd_err choose_kernel(attn_cuda *cuda, const struct cudaDeviceProp *prop, const char *name,

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "attention/cuda/attn_cuda.h"
+#include "attention/cuda/attn_cuda_error.h"
 #include "attention/cuda/attn_cuda_memory.h"
 #include "attention/cuda/attn_cuda_plan.h"
 
@@ -19,12 +20,12 @@ enum {
     DECODE_TOKENS = 8,       // query tokens that a plan has room for, a row
 };
 
-#define TRY_CUDA(call)                          \
-    do {                                        \
-        cudaError_t result = (call);            \
-        if (result != cudaSuccess) {            \
-            return failed(result, #call, info); \
-        }                                       \
+#define TRY_CUDA(call)                                    \
+    do {                                                  \
+        cudaError_t result = (call);                      \
+        if (result != cudaSuccess) {                      \
+            return attn_cuda_failed(result, #call, info); \
+        }                                                 \
     } while (0)
 
 typedef struct plan_slot {
@@ -53,17 +54,6 @@ static cuda_device *of(attn_device *pub) {
     return d;
 }
 
-static attnd_err failed(cudaError_t code, const char *call, attnd_errinfo *info) {
-    (void)cudaGetLastError();
-    attnd_err err = code == cudaErrorMemoryAllocation ? ATTND_ENOMEM : ATTND_ECUDA;
-    attnd_fail(info, err, "cuda", "%.*s: %s", (int)strcspn(call, "("), call,
-               cudaGetErrorString(code));
-    if (info) {
-        info->detail = (int32_t)code;
-    }
-    return err;
-}
-
 // ---- opening
 
 static attnd_err find_device(int32_t ordinal, attnd_errinfo *info) {
@@ -77,7 +67,7 @@ static attnd_err find_device(int32_t ordinal, attnd_errinfo *info) {
         return attnd_fail(info, ATTND_ENOTSUP, "device", "the machine has no CUDA device");
     }
     if (code != cudaSuccess) {
-        return failed(code, "cudaGetDeviceCount", info);
+        return attn_cuda_failed(code, "cudaGetDeviceCount", info);
     }
     if (ordinal >= num) {
         return attnd_fail(info, ATTND_ENOTSUP, "device", "there is no cuda:%d, the machine has %d",
@@ -264,7 +254,7 @@ static attnd_err device_ended(attn_device *pub, uint32_t buffer, bool *ended, at
     if (code == cudaSuccess || code == cudaErrorNotReady) {
         return ATTND_OK;
     }
-    return failed(code, "cudaEventQuery", info);
+    return attn_cuda_failed(code, "cudaEventQuery", info);
 }
 
 // device_lost: an error of a kernel stays with the context, so that every call returns it.
