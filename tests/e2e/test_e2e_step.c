@@ -519,7 +519,7 @@ START_TEST(an_attend_that_runs_can_be_canceled_and_repeated) {
     play_open(&c, &m);
     play_create(&c, &m, &s);
     play_step step;
-    play_part part = {.seq = &s, .new_len = 2000};
+    play_part part = {.seq = &s, .new_len = 6000};
     ATTND_CK_OK(play_step_open(&c, &m, &part, 1, 0, &step, NULL));
     play_tensors t = play_random(&step);
     e2e_buf b, again;
