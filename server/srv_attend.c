@@ -23,45 +23,17 @@ static void clear_bit(uint64_t *set, uint32_t layer) {
 
 // ---- rows
 
-static const void *at(const void *base, int64_t elements, uint32_t elem_bytes) {
-    return base ? (const uint8_t *)base + elements * elem_bytes : NULL;
-}
-
 static void fill_row(const srv_request *rq, uint32_t seq_idx, attn_row *row) {
     const srv_attend_state *a = &rq->attend;
     const srv_step *step = a->step;
-    const srv_step_seq *s = &step->seqs[seq_idx];
-    const srv_model *m = step->model;
-    const srv_layer *layer = &m->layers[a->layer];
-    uint32_t elem = attnd_dtype_bytes(m->dtype), num_entries;
-    int64_t out_row = (int64_t)m->q_heads * m->v_head_dim;
+    const attn_model *m = step->model->attn;
+    uint32_t num_entries;
     memset(row, 0, sizeof(*row));
-    srv_layer_fill(m, a->layer, row);
+    attn_layer_fill(m, a->layer, row);
+    attn_seq_fill(&step->seqs[seq_idx], &m->shape, &a->tensors, row);
     row->flags |= a->flags & PROTO_ATTEND_PARTIAL ? ATTN_PARTIAL : 0;
-    row->table =
-        kv_step_table(rq->session->core->kv, step->handle, seq_idx, layer->group, &num_entries);
-    row->kv_len = s->kv_len;
-    row->q_len = row->q_count = (int32_t)s->rows;
-    row->q = at(a->q, s->row_start * a->q_stride[0], elem);
-    row->stride_q_token = a->q_stride[0];
-    row->stride_q_head = a->q_stride[1];
-    row->out = a->out + s->row_start * out_row * elem;
-    row->stride_out_token = out_row;
-    row->stride_out_head = m->v_head_dim;
-    row->lse = a->lse ? a->lse + s->row_start : NULL;
-    row->stride_lse_head = step->rows;
-    row->q_positions = s->positions;
-    row->tree_mask = s->tree;
-    if (s->new_rows && a->k) {
-        row->new_len = (int32_t)s->new_rows;
-        row->k_new = at(a->k, s->new_start * a->k_stride[0], elem);
-        row->v_new = at(a->v, s->new_start * a->v_stride[0], elem);
-        row->stride_k_new_token = a->k_stride[0];
-        row->stride_k_new_head = a->k_stride[1];
-        row->stride_v_new_token = a->v_stride[0];
-        row->stride_v_new_head = a->v_stride[1];
-        row->k_positions = s->positions;
-    }
+    row->table = kv_step_table(rq->session->core->kv, step->handle, seq_idx,
+                               m->layers[a->layer].group, &num_entries);
 }
 
 static srv_request *request_of(sched_req *req) {
@@ -78,7 +50,7 @@ static void fill(sched_req *req, attn_row *rows) {
 
 static void lens(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len) {
     const srv_step *step = request_of(req)->attend.step;
-    const srv_step_seq *s = &step->seqs[step->active[row]];
+    const attn_seq *s = &step->seqs[step->active[row]];
     *q_len = (int32_t)s->rows;
     *kv_len = s->kv_len;
 }
@@ -106,7 +78,7 @@ static attnd_err check_rows(srv_core *core, srv_request *rq, attnd_errinfo *info
 // ---- the request
 
 static attnd_err check_layer(const srv_step *step, uint32_t idx, attnd_errinfo *info) {
-    const srv_model *m = step->model;
+    const attn_model *m = step->model->attn;
     if (idx >= m->num_layers) {
         return attnd_fail(info, ATTND_EINVAL, "layer", "the model has %u layers", m->num_layers);
     }
@@ -132,14 +104,14 @@ static attnd_err check_layer(const srv_step *step, uint32_t idx, attnd_errinfo *
 static attnd_err read_tensor(const srv_request *rq, const char *field, const proto_tensor *t,
                              proto_tensor_shape shape, size_t fixed, const void **out,
                              int64_t stride[2], attnd_errinfo *info) {
-    shape.dtype = rq->attend.step->model->dtype;
+    shape.dtype = rq->attend.step->model->attn->dtype;
     return proto_read_tensor(rq->msg, field, t, &shape, fixed, out, &stride[0], &stride[1], info);
 }
 
 static attnd_err read_kv(srv_request *rq, const srv_attend_ask *ask, attnd_errinfo *info) {
     srv_attend_state *a = &rq->attend;
     const srv_step *step = a->step;
-    const srv_model *m = step->model;
+    const attn_model *m = step->model->attn;
     bool appends = step->new_rows > 0 && m->layers[ask->layer].kv_layer == ask->layer;
     if (ask->recompute) {
         return ATTND_OK;
@@ -150,13 +122,14 @@ static attnd_err read_kv(srv_request *rq, const srv_attend_ask *ask, attnd_errin
     }
     proto_tensor_shape k = {.rows = step->new_rows, .heads = m->kv_heads, .dim = m->head_dim};
     proto_tensor_shape v = {.rows = step->new_rows, .heads = m->kv_heads, .dim = m->v_head_dim};
-    attnd_err err = read_tensor(rq, "k", ask->k, k, ask->fixed, &a->k, a->k_stride, info);
+    attnd_err err =
+        read_tensor(rq, "k", ask->k, k, ask->fixed, &a->tensors.k, a->tensors.k_stride, info);
     if (!err) {
-        err = read_tensor(rq, "v", ask->v, v, ask->fixed, &a->v, a->v_stride, info);
+        err = read_tensor(rq, "v", ask->v, v, ask->fixed, &a->tensors.v, a->tensors.v_stride, info);
     }
-    if (!err && appends && (!a->k || !a->v)) {
-        err = attnd_fail(info, ATTND_EINVAL, a->k ? "v" : "k", "%u new tokens are to be appended",
-                         step->new_rows);
+    if (!err && appends && (!a->tensors.k || !a->tensors.v)) {
+        err = attnd_fail(info, ATTND_EINVAL, a->tensors.k ? "v" : "k",
+                         "%u new tokens are to be appended", step->new_rows);
     }
     return err;
 }
@@ -164,7 +137,7 @@ static attnd_err read_kv(srv_request *rq, const srv_attend_ask *ask, attnd_errin
 static attnd_err read_ask(srv_request *rq, srv_step *step, const srv_attend_ask *ask,
                           attnd_errinfo *info) {
     srv_attend_state *a = &rq->attend;
-    const srv_model *m = step->model;
+    const attn_model *m = step->model->attn;
     attnd_err err = proto_check_zero(
         ask->flags & ~(uint32_t)(PROTO_ATTEND_LSE | PROTO_ATTEND_PARTIAL), "flags", info);
     if (!err) {
@@ -178,8 +151,8 @@ static attnd_err read_ask(srv_request *rq, srv_step *step, const srv_attend_ask 
     a->flags = ask->flags;
     a->done = ask->done;
     proto_tensor_shape q = {.rows = step->rows, .heads = m->q_heads, .dim = m->head_dim};
-    err = read_tensor(rq, "q", ask->q, q, ask->fixed, &a->q, a->q_stride, info);
-    if (!err && step->rows && !a->q) {
+    err = read_tensor(rq, "q", ask->q, q, ask->fixed, &a->tensors.q, a->tensors.q_stride, info);
+    if (!err && step->rows && !a->tensors.q) {
         err = attnd_fail(info, ATTND_EINVAL, "q", "%u rows are to be attended", step->rows);
     }
     return err ? err : read_kv(rq, ask, info);
@@ -189,7 +162,7 @@ static attnd_err read_ask(srv_request *rq, srv_step *step, const srv_attend_ask 
 static attnd_err make_reply(srv_request *rq, const srv_attend_ask *ask, attnd_errinfo *info) {
     srv_attend_state *a = &rq->attend;
     const srv_step *step = a->step;
-    const srv_model *m = step->model;
+    const attn_model *m = step->model->attn;
     uint64_t out_bytes =
         (uint64_t)step->rows * m->q_heads * m->v_head_dim * attnd_dtype_bytes(m->dtype);
     uint64_t out_off = sizeof(proto_header) + sizeof(proto_attend_reply);
@@ -212,8 +185,9 @@ static attnd_err make_reply(srv_request *rq, const srv_attend_ask *ask, attnd_er
     a->reply->out_off = (uint32_t)out_off;
     a->reply->lse_off = lse ? (uint32_t)lse_off : 0;
     a->reply->lens_off = ask->num_lens ? (uint32_t)lens_off : 0;
-    a->out = msg + out_off;
-    a->lse = lse ? (float *)(void *)(msg + lse_off) : NULL;
+    a->tensors.rows = step->rows;
+    a->tensors.out = msg + out_off;
+    a->tensors.lse = lse ? (float *)(void *)(msg + lse_off) : NULL;
     a->lens = (uint32_t *)(void *)(msg + lens_off);
     return ATTND_OK;
 }

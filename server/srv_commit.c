@@ -14,7 +14,7 @@ static attnd_err check_layers(const srv_step *step, attnd_errinfo *info) {
             return attnd_fail(info, ATTND_EBUSY, "step", "an attend of the step is under way");
         }
     }
-    if (step->num_attended == step->model->num_layers) {
+    if (step->num_attended == step->model->attn->num_layers) {
         return ATTND_OK;
     }
     uint32_t layer = 0;

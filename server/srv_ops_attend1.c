@@ -99,7 +99,7 @@ static attnd_err read_seq(srv_core *core, srv_step *step, const srv_request *rq,
 static attnd_err read_seqs(srv_core *core, srv_step *step, const srv_request *rq,
                            const proto_attend1 *body, const uint8_t *seqs, attnd_errinfo *info) {
     attnd_err err = srv_step_set_model(step, body->model, body->deadline_ms, info);
-    if (!err && step->model->num_layers != 1) {
+    if (!err && step->model->attn->num_layers != 1) {
         err = attnd_fail(info, ATTND_ENOTSUP, "model", "%s is for models with one layer",
                          proto_op_name(rq->header.op));
     }

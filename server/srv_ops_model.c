@@ -19,9 +19,10 @@ static uint64_t block_bytes(const kv_group_spec *g) {
     return (uint64_t)g->layers * g->kv_heads * g->block_tokens * (g->k_row_bytes + g->v_row_bytes);
 }
 
-static void add_groups(cJSON *doc, const srv_model *m) {
+static void add_groups(cJSON *doc, const srv_model *model) {
+    const attn_model *m = model->attn;
     cJSON *groups = cJSON_AddArrayToObject(doc, "groups");
-    for (uint32_t g = 0; g < m->spec.num_groups; g++) {
+    for (uint32_t g = 0; g < m->num_groups; g++) {
         cJSON *o = cJSON_CreateObject();
         cJSON *layers = cJSON_AddArrayToObject(o, "layers");
         for (uint32_t i = 0; i < m->num_layers; i++) {
@@ -29,28 +30,27 @@ static void add_groups(cJSON *doc, const srv_model *m) {
                 cJSON_AddItemToArray(layers, cJSON_CreateNumber(i));
             }
         }
-        add_window(o, m->spec.groups[g].window_left, m->window_right[g]);
-        cJSON_AddNumberToObject(o, "block_bytes", (double)block_bytes(&m->spec.groups[g]));
+        add_window(o, m->groups[g].window_left, m->groups[g].window_right);
+        cJSON_AddNumberToObject(o, "block_bytes", (double)block_bytes(&model->spec.groups[g]));
         cJSON_AddItemToArray(groups, o);
     }
 }
 
 // check_backend asks the backend whether it can do the model.
-static attnd_err check_backend(const srv_backend *b, const srv_model *m, const attn_shape *shape,
-                               attnd_errinfo *info) {
-    attnd_err err = b->ops->check_shape ? b->ops->check_shape(shape, info) : ATTND_OK;
+static attnd_err check_backend(const srv_backend *b, const attn_model *m, attnd_errinfo *info) {
+    attnd_err err = b->ops->check_shape ? b->ops->check_shape(&m->shape, info) : ATTND_OK;
     for (uint32_t i = 0; i < m->num_layers && !err && b->ops->check_row; i++) {
         attn_row row = {.q_len = 0};
-        srv_layer_fill(m, i, &row);
-        err = b->ops->check_row(b, shape, &row, info);
+        attn_layer_fill(m, i, &row);
+        err = b->ops->check_row(b, &m->shape, &row, info);
     }
     return err;
 }
 
 // open_model takes model on success only.
-static attnd_err open_model(srv_core *core, srv_session *s, srv_model *model,
-                            const attn_shape *shape, uint32_t *idx, attnd_errinfo *info) {
-    attnd_err err = check_backend(core->backend, model, shape, info);
+static attnd_err open_model(srv_core *core, srv_session *s, srv_model *model, uint32_t *idx,
+                            attnd_errinfo *info) {
+    attnd_err err = check_backend(core->backend, model->attn, info);
     if (!err) {
         err = kv_model_open(core->kv, &model->spec, idx, info);
     }
@@ -60,7 +60,7 @@ static attnd_err open_model(srv_core *core, srv_session *s, srv_model *model,
     if (s->model_uses[*idx] == UINT16_MAX) {
         err = attnd_fail(info, ATTND_EBUSY, "name", "the session has opened it too often");
     } else {
-        err = srv_models_put(&core->models, *idx, model, shape, info);
+        err = srv_models_put(&core->models, *idx, model, info);
     }
     if (err) {
         kv_model_close(core->kv, *idx);
@@ -73,15 +73,13 @@ static attnd_err open_model(srv_core *core, srv_session *s, srv_model *model,
 SRV_HANDLER(model_open) {
     (void)kept;
     srv_model *model = NULL;
-    attn_shape shape;
     uint32_t idx = 0;
     attnd_errinfo info;
     attnd_err err =
         srv_model_parse(&model, rq->msg.data + sizeof(proto_header), rq->header.body_bytes,
-                        (uint32_t)core->conf.block_tokens, &shape, &info);
+                        rq->session->tenant, (uint32_t)core->conf.block_tokens, &info);
     if (!err) {
-        model->tenant = model->spec.tenant = rq->session->tenant;
-        err = open_model(core, rq->session, model, &shape, &idx, &info);
+        err = open_model(core, rq->session, model, &idx, &info);
         if (err) {
             srv_model_free(model);
         }
@@ -93,7 +91,7 @@ SRV_HANDLER(model_open) {
     const srv_model *m = srv_models_get(&core->models, idx, rq->session->tenant);
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddNumberToObject(doc, "model", idx);
-    cJSON_AddNumberToObject(doc, "block_tokens", m->block_tokens);
+    cJSON_AddNumberToObject(doc, "block_tokens", m->attn->block_tokens);
     add_groups(doc, m);
     srv_reply_json(rq, doc);
 }
@@ -122,11 +120,12 @@ SRV_HANDLER(model_close) {
     srv_reply_empty(rq);
 }
 
-static cJSON *describe(const srv_model *m, uint32_t idx) {
+static cJSON *describe(const srv_model *model, uint32_t idx) {
+    const attn_model *m = model->attn;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "model", idx);
     cJSON_AddStringToObject(o, "name", m->name);
-    proto_json_add_hex(o, "digest", m->spec.digest, sizeof(m->spec.digest));
+    proto_json_add_hex(o, "digest", m->digest, sizeof(m->digest));
     cJSON_AddStringToObject(o, "dtype", attnd_dtype_name(m->dtype));
     cJSON_AddStringToObject(o, "kv_dtype", attnd_dtype_name(m->kv_dtype));
     cJSON_AddNumberToObject(o, "layers", m->num_layers);
@@ -136,7 +135,7 @@ static cJSON *describe(const srv_model *m, uint32_t idx) {
     cJSON_AddNumberToObject(o, "v_head_dim", m->v_head_dim);
     cJSON_AddNumberToObject(o, "block_tokens", m->block_tokens);
     cJSON_AddBoolToObject(o, "causal", m->causal);
-    add_groups(o, m);
+    add_groups(o, model);
     return o;
 }
 
@@ -146,11 +145,11 @@ SRV_HANDLER(model_list) {
     cJSON *list = cJSON_AddArrayToObject(doc, "models");
     for (uint32_t i = 0; i < core->models.max; i++) {
         const srv_model *m = core->models.by_index[i];
-        if (m && (rq->conn->admin || m->tenant == rq->session->tenant)) {
+        if (m && (rq->conn->admin || m->spec.tenant == rq->session->tenant)) {
             cJSON *o = describe(m, i);
             char tenant[KV_NAME_BYTES];
             uint32_t blocks, quota;
-            if (kv_tenant_get(core->kv, m->tenant, tenant, &blocks, &quota) == ATTND_OK) {
+            if (kv_tenant_get(core->kv, m->spec.tenant, tenant, &blocks, &quota) == ATTND_OK) {
                 cJSON_AddStringToObject(o, "tenant", tenant);
             }
             cJSON_AddItemToArray(list, o);

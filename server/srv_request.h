@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "attention/attn_rows.h"
 #include "proto/list.h"
 #include "proto/proto_msg.h"
 #include "scheduler/sched.h"
@@ -50,13 +51,10 @@ struct srv_conn {
 typedef struct srv_attend_state {
     srv_step *step;
     uint32_t layer;
-    uint32_t flags; // PROTO_ATTEND_*
-    const void *q, *k, *v;
-    int64_t q_stride[2], k_stride[2], v_stride[2]; // elements: token, head
-    proto_attend_reply *reply;                     // being made
-    uint8_t *out;                                  // in it
-    float *lse;                                    // likewise, may be NULL
-    uint32_t *lens;                                // likewise, decode and prefill
+    uint32_t flags;            // PROTO_ATTEND_*
+    attn_tensors tensors;      // q, k, v in the message, out and lse in the reply
+    proto_attend_reply *reply; // being made
+    uint32_t *lens;            // in it; decode and prefill
     void (*done)(srv_request *rq, attnd_err err, proto_attend_reply *reply,
                  const attnd_errinfo *info);
 } srv_attend_state;

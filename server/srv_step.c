@@ -113,16 +113,8 @@ void srv_step_release(srv_core *core, srv_step *step) {
 static void lay_out(srv_step *step) {
     for (uint32_t i = 0; i < step->num_seqs; i++) {
         const kv_step_seq *kv = &step->kv_seqs[i];
-        srv_step_seq *s = &step->seqs[i];
-        if (kv->new_len) {
-            s->rows = s->new_rows = kv->new_len - kv->cached;
-            s->positions = s->positions ? s->positions + kv->cached : NULL;
-        }
-        s->kv_len = (int32_t)(kv->committed + kv->new_len);
-        s->row_start = step->rows;
-        s->new_start = step->new_rows;
-        step->rows += s->rows;
-        step->new_rows += s->new_rows;
+        attn_seq *s = &step->seqs[i];
+        attn_seq_place(s, kv->committed, kv->new_len, kv->cached, &step->rows, &step->new_rows);
         if (s->rows) {
             step->active[step->num_active++] = i;
         }

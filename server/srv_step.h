@@ -7,23 +7,13 @@
 #ifndef ATTND_SERVER_SRV_STEP_H
 #define ATTND_SERVER_SRV_STEP_H
 
+#include "attention/attn_rows.h"
 #include "proto/log.h"
 #include "scheduler/sched_wait.h"
 #include "server/srv_model.h"
 #include "server/srv_request.h"
 
 typedef struct srv_core srv_core;
-
-// srv_step_seq is one sequence of a step, as its launches see it.
-typedef struct srv_step_seq {
-    uint32_t rows;            // query rows: new_len - cached, or q_len when read only
-    uint32_t new_rows;        // rows when it appends, else 0
-    uint32_t row_start;       // first of its rows in q and out
-    uint32_t new_start;       // first of its rows in k and v
-    int32_t kv_len;           // after the append
-    const int32_t *positions; // [rows], NULL = default; in the step's memory
-    const uint64_t *tree;     // [rows, ceil(rows / 64)], NULL = none; in the step's memory
-} srv_step_seq;
 
 typedef enum srv_step_state {
     SRV_STEP_FREE,
@@ -52,7 +42,7 @@ struct srv_step {
     uint32_t model_idx;
     uint64_t deadline_ms; // 0 = none
     kv_step_seq *kv_seqs; // [num_seqs]
-    srv_step_seq *seqs;   // [num_seqs]
+    attn_seq *seqs;       // [num_seqs]; positions and trees in memory
     uint32_t *active;     // [num_active] sequences with rows: the rows of a launch
     uint32_t num_seqs, num_active;
     uint32_t rows, new_rows; // of all sequences
@@ -83,7 +73,7 @@ typedef struct srv_steps {
     attnd_log_rate late; // lines about steps past their deadline
     size_t memory_bytes; // of one step
     kv_step_seq *kv_seqs;
-    srv_step_seq *seqs;
+    attn_seq *seqs;
     uint32_t *active;
     uint8_t *memory;
 } srv_steps;

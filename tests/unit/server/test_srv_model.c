@@ -11,19 +11,21 @@
     "00000001\", \"dtype\": \"bf16\", \"layers\": 4, \"q_heads\": 6, \"kv_heads\": 2, "       \
     "\"head_dim\": 16"
 
-static srv_model *m;
-static attn_shape shape;
+static srv_model *model;
+static const attn_model *m; // its
 static attnd_errinfo info;
 
 static attnd_err parse(const char *json) {
-    m = NULL;
+    model = NULL;
     memset(&info, 0, sizeof(info));
-    return srv_model_parse(&m, json, strlen(json), 64, &shape, &info);
+    attnd_err err = srv_model_parse(&model, json, strlen(json), 0, 64, &info);
+    m = model ? model->attn : NULL;
+    return err;
 }
 
 static void refuse(const char *json, attnd_err code, const char *field) {
     ATTND_CK_ERR(parse(json), code);
-    ck_assert_ptr_null(m);
+    ck_assert_ptr_null(model);
     ck_assert_str_eq(info.field, field);
 }
 
@@ -34,12 +36,12 @@ START_TEST(defaults_follow_the_wire_format) {
     ck_assert_uint_eq(m->block_tokens, 64);
     ck_assert(m->causal);
     ck_assert(!m->shares_kv);
-    ck_assert_uint_eq(m->spec.num_groups, 1);
-    ck_assert_uint_eq(m->spec.digest[31], 1);
+    ck_assert_uint_eq(model->spec.num_groups, 1);
+    ck_assert_uint_eq(m->digest[31], 1);
     ck_assert_int_eq(m->layers[3].window_left, -1);
     ck_assert_int_eq(m->layers[3].rope.rotary_dim, 0);
     ck_assert_ptr_null(m->layers[3].sinks);
-    srv_model_free(m);
+    srv_model_free(model);
 }
 END_TEST
 
@@ -50,11 +52,11 @@ START_TEST(a_block_is_k_then_v_layer_after_layer) {
         ck_assert_uint_eq(m->layers[i].k_offset, i * 800);
         ck_assert_uint_eq(m->layers[i].v_offset, i * 800 + 320);
     }
-    ck_assert_uint_eq(kv_block_bytes(&m->spec.groups[0]), 3200);
-    ck_assert_int_eq(shape.stride_k_head, 80);
-    ck_assert_int_eq(shape.stride_v_head, 120);
-    ck_assert_uint_eq(shape.block_stride, KV_BLOCK_UNIT);
-    srv_model_free(m);
+    ck_assert_uint_eq(kv_block_bytes(&model->spec.groups[0]), 3200);
+    ck_assert_int_eq(m->shape.stride_k_head, 80);
+    ck_assert_int_eq(m->shape.stride_v_head, 120);
+    ck_assert_uint_eq(m->shape.block_stride, KV_BLOCK_UNIT);
+    srv_model_free(model);
 }
 END_TEST
 
@@ -62,17 +64,17 @@ START_TEST(windows_make_groups_and_readers_have_no_room_of_their_own) {
     ATTND_CK_OK(parse("{" HEAD ", \"window\": [7, 0], \"layer_overrides\": ["
                       "{\"layer\": 1, \"window\": [-1, -1]}, {\"layer\": 2, \"kv_layer\": 0}, "
                       "{\"layer\": 3, \"kv_layer\": 1, \"window\": [3, 3]}]}"));
-    ck_assert_uint_eq(m->spec.num_groups, 2);
-    ck_assert_uint_eq(m->spec.groups[0].layers, 1);
-    ck_assert_uint_eq(m->spec.groups[1].layers, 1);
-    ck_assert_int_eq(m->spec.groups[0].window_left, 7);
-    ck_assert_int_eq(m->spec.groups[1].window_left, -1);
+    ck_assert_uint_eq(model->spec.num_groups, 2);
+    ck_assert_uint_eq(model->spec.groups[0].layers, 1);
+    ck_assert_uint_eq(model->spec.groups[1].layers, 1);
+    ck_assert_int_eq(model->spec.groups[0].window_left, 7);
+    ck_assert_int_eq(model->spec.groups[1].window_left, -1);
     ck_assert_uint_eq(m->layers[2].group, 0);
     ck_assert_uint_eq(m->layers[3].group, 1);
     ck_assert_uint_eq(m->layers[3].k_offset, m->layers[1].k_offset);
     ck_assert_int_eq(m->layers[3].window_left, 3);
     ck_assert(m->shares_kv);
-    srv_model_free(m);
+    srv_model_free(model);
 }
 END_TEST
 
@@ -90,23 +92,23 @@ START_TEST(arrays_and_rope_reach_their_layers) {
     ck_assert_float_eq(m->layers[1].rope.attention_factor, 1.5f);
     ck_assert(m->layers[1].rope.interleaved);
     attn_row row = {.q_len = 0};
-    srv_layer_fill(m, 2, &row);
+    attn_layer_fill(m, 2, &row);
     ck_assert_ptr_null(row.rope);
     ck_assert_float_eq(row.softcap, 30);
     ck_assert_float_eq(row.scale, 0.25f);
     ck_assert_uint_eq(row.flags, ATTN_CAUSAL);
-    srv_layer_fill(m, 1, &row);
+    attn_layer_fill(m, 1, &row);
     ck_assert_ptr_eq(row.rope, &m->layers[1].rope);
-    srv_model_free(m);
+    srv_model_free(model);
 }
 END_TEST
 
 START_TEST(fp8_caches_have_scales) {
     ATTND_CK_OK(parse("{" HEAD ", \"kv_dtype\": \"f8e4m3\", \"k_scale\": [0.5, 2], "
                       "\"v_scale\": [1, 1]}"));
-    ck_assert_uint_eq(m->spec.groups[0].k_row_bytes, 16);
+    ck_assert_uint_eq(model->spec.groups[0].k_row_bytes, 16);
     ck_assert_float_eq(m->layers[3].k_scale[1], 2);
-    srv_model_free(m);
+    srv_model_free(model);
     refuse("{" HEAD ", \"kv_dtype\": \"f8e4m3\", \"k_scale\": [0.5, 0]}", ATTND_EINVAL, "k_scale");
     refuse("{" HEAD ", \"k_scale\": [0.5, 1]}", ATTND_EINVAL, "k_scale");
 }
@@ -165,15 +167,15 @@ START_TEST(equal_geometry_shares_a_shape_and_equal_models_a_place) {
     srv_models t;
     ATTND_CK_OK(srv_models_init(&t, 3));
     ATTND_CK_OK(parse("{" HEAD "}"));
-    ATTND_CK_OK(srv_models_put(&t, 0, m, &shape, &info));
+    ATTND_CK_OK(srv_models_put(&t, 0, model, &info));
     ATTND_CK_OK(parse("{" HEAD "}"));
-    ATTND_CK_OK(srv_models_put(&t, 0, m, &shape, &info)); // takes it, keeps the first
+    ATTND_CK_OK(srv_models_put(&t, 0, model, &info)); // takes it, keeps the first
     ATTND_CK_OK(parse("{" HEAD ", \"softcap\": 2}"));
-    ATTND_CK_ERR(srv_models_put(&t, 0, m, &shape, &info), ATTND_EEXIST);
-    ATTND_CK_OK(srv_models_put(&t, 1, m, &shape, &info));
+    ATTND_CK_ERR(srv_models_put(&t, 0, model, &info), ATTND_EEXIST);
+    ATTND_CK_OK(srv_models_put(&t, 1, model, &info));
     ck_assert_ptr_eq(t.by_index[0]->shape, t.by_index[1]->shape);
     ATTND_CK_OK(parse("{" HEAD ", \"block_tokens\": 32}"));
-    ATTND_CK_OK(srv_models_put(&t, 2, m, &shape, &info));
+    ATTND_CK_OK(srv_models_put(&t, 2, model, &info));
     ck_assert_ptr_ne(t.by_index[0]->shape, t.by_index[2]->shape);
     ck_assert_ptr_nonnull(srv_models_get(&t, 2, 0));
     ck_assert_ptr_null(srv_models_get(&t, 2, 1)); // another tenant
