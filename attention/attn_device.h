@@ -25,6 +25,8 @@ typedef struct attn_device attn_device;
 typedef struct attn_device_opts {
     int32_t ordinal;       // which device
     uint64_t arena_bytes;  // rounded up to what the device gives
+    int arena_fd;          // the arena of a process that is gone, taken over: its arena_fd,
+    uint64_t adopt_bytes;  // and its arena_bytes; 0 = an arena is made, arena_fd is not looked at
     uint64_t buffer_bytes; // of each buffer, on each side
     uint32_t max_rows;     // of a launch
 } attn_device_opts;
@@ -38,8 +40,10 @@ typedef struct attn_device_buffer {
 
 typedef struct attn_device_ops {
     // open makes the device ready, with its arena and buffers.  ATTND_ENOTSUP when it is not there
-    // or cannot run the kernels, ATTND_ENOMEM, ATTND_ECUDA; *info is a line for an operator.  The
-    // caller owns *out: close, which accepts a device that was lost.
+    // or cannot run the kernels, ATTND_ENOMEM, ATTND_ECUDA; *info is a line for an operator.
+    // ATTND_EINVAL: the descriptor is no arena of this device and size.  The caller owns *out:
+    // close, which accepts a device that was lost.  A descriptor that was taken over is *out's,
+    // too.
     attnd_err (*open)(attn_device **out, const attn_device_opts *opts, attnd_errinfo *info);
     void (*close)(attn_device *d);
 
@@ -69,6 +73,10 @@ typedef struct attn_device_ops {
     attnd_err (*ended)(attn_device *d, uint32_t buffer, bool *ended, attnd_errinfo *info);
     // lost is true when the device will not work again in this process, whatever is called.
     bool (*lost)(attn_device *d);
+    // spoilt, of a device that is lost: true when what lies in its arena may not be what was
+    // written there, as after an error of its memory; false after an error of a kernel, which ends
+    // at the access that is wrong.
+    bool (*spoilt)(attn_device *d);
 } attn_device_ops;
 
 // attn_device is embedded first in a maker's own.

@@ -79,6 +79,10 @@ typedef struct kv_recovered {
 attnd_err kv_recover(kv_cache **out, const kv_arena *arena, const kv_opts *opts, int fd,
                      uint64_t now_ms, kv_recovered *found, attnd_errinfo *info);
 
+// kv_recover_arena_bytes returns how large the arena was that a ledger is of, before it is opened
+// again; 0 when that cannot be told.
+uint64_t kv_recover_arena_bytes(int fd);
+
 // ---- tenants
 
 // kv_tenant_set makes a tenant or changes its quota.  quota_blocks counts blocks of any class, a

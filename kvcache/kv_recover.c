@@ -55,6 +55,11 @@ static attnd_err find_head(int fd, kv_led_head *head, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
+uint64_t kv_recover_arena_bytes(int fd) {
+    kv_led_head head;
+    return find_head(fd, &head, NULL) ? 0 : head.arena_bytes;
+}
+
 static attnd_err check_head(int fd, const kv_arena *arena, const kv_opts *o, attnd_errinfo *info) {
     kv_led_head head;
     attnd_err err = find_head(fd, &head, info);

@@ -59,7 +59,7 @@ struct srv_gpu {
     pthread_mutex_t lock; // guards all below
     pthread_cond_t wake;
     queue jobs, ended;
-    bool stopping, lost;
+    bool stopping, lost, spoilt;
     attnd_errinfo lost_info;
     // submit thread
     flight flights[DEPTH];
@@ -95,6 +95,7 @@ static void note_error(srv_gpu *g, attnd_err err, const attnd_errinfo *info) {
     pthread_mutex_lock(&g->lock);
     if (!g->lost) {
         g->lost = true;
+        g->spoilt = g->opts.device_ops->spoilt(g->device);
         g->lost_info = *info;
     }
     pthread_mutex_unlock(&g->lock);
@@ -307,7 +308,7 @@ static bool take_ended(srv_gpu *g) {
     pthread_mutex_unlock(&g->lock);
     if (tell && launch) {
         g->told = true;
-        g->opts.lost(g->opts.ctx, &g->lost_info);
+        g->opts.lost(g->opts.ctx, &g->lost_info, g->spoilt);
     }
     if (launch) {
         g->away--;
@@ -390,6 +391,8 @@ static attnd_err open_device(srv_gpu *g, attnd_errinfo *info) {
     const srv_gpu_opts *opts = &g->opts;
     attn_device_opts dev = {.ordinal = opts->ordinal,
                             .arena_bytes = opts->arena_bytes,
+                            .arena_fd = opts->arena_fd,
+                            .adopt_bytes = opts->adopt_bytes,
                             .buffer_bytes = opts->staging_bytes,
                             .max_rows = opts->max_rows};
     attnd_err err = opts->device_ops->open(&g->device, &dev, info);

@@ -26,16 +26,20 @@ typedef struct srv_gpu_opts {
     const attn_device_ops *device_ops; // borrowed
     int32_t ordinal;                   // N of cuda:N
     uint64_t arena_bytes;
+    int arena_fd; // as in attn_device_opts
+    uint64_t adopt_bytes;
     uint64_t staging_bytes; // of each of the two buffers, at least srv_stage_min_bytes
     uint32_t max_rows;      // largest launch
     bool deterministic;
-    // lost is told once, from the loop, before the requests that it is an error of.
-    void (*lost)(void *ctx, const attnd_errinfo *info);
+    // lost is told once, from the loop, before the requests that it is an error of.  spoilt: what
+    // the arena holds cannot be believed.
+    void (*lost)(void *ctx, const attnd_errinfo *info, bool spoilt);
     void *ctx;
 } srv_gpu_opts;
 
 // srv_gpu_open opens the device and fills in *arena, which stays the backend's.  ATTND_ENOMEM, or
-// what the device answers.  The caller owns *out, as every srv_backend: ops->stop, then ops->free.
+// what the device answers (ATTND_EINVAL: the arena cannot be taken over).  The caller owns *out, as
+// every srv_backend: ops->stop, then ops->free.
 attnd_err srv_gpu_open(srv_gpu **out, const srv_gpu_opts *opts, kv_arena *arena,
                        attnd_errinfo *info);
 

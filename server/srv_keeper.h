@@ -6,6 +6,10 @@
 //     systemd <--- notify, descriptors --- keeper <--- notify, descriptors --- worker
 //             ---- LISTEN_FDS ----------->        ---- LISTEN_FDS ----------->
 //
+// A worker is started after the one before was reaped, never sooner: two must not share a cache,
+// and a process that can be reaped has closed its descriptors, so that its GPU context is gone,
+// too.
+//
 // Both sides speak systemd's protocol, so a keeper that is restarted by systemd gets back what it
 // held from systemd's descriptor store; without systemd it lives as long as the service.
 //

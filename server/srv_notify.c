@@ -2,6 +2,8 @@
 // sent is lost: a supervisor that is gone has nothing to be told.
 #include "server/srv_notify.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { TEXT_BYTES = 512 };
+enum { TEXT_BYTES = 512, SETTLE_MS = 2000 };
 
 void srv_notify_send(const char *socket_name, const char *text, size_t bytes, int fd) {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
@@ -82,6 +84,18 @@ void srv_notify_store(const char *name, int fd) {
 
 void srv_notify_forget(const char *name) {
     tell("FDSTOREREMOVE=1\nFDNAME=", name, "", -1);
+}
+
+// The supervisor closes the descriptors of a message that it knows no use for, and reads messages
+// in order: sd_notify_barrier(3).
+void srv_notify_settle(void) {
+    int ends[2];
+    if (getenv("NOTIFY_SOCKET") && pipe2(ends, O_CLOEXEC) == 0) {
+        tell("BARRIER=1", "", "", ends[1]);
+        close(ends[1]);
+        poll(&(struct pollfd){.fd = ends[0]}, 1, SETTLE_MS);
+        close(ends[0]);
+    }
 }
 
 // number reads a variable, 0 when it is missing or no number.

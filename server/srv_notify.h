@@ -18,6 +18,10 @@ void srv_notify_alive(void);
 void srv_notify_store(const char *name, int fd);
 void srv_notify_forget(const char *name);
 
+// srv_notify_settle waits until all that was told so far has been heard and done, up to 2 s: memory
+// behind a descriptor that was forgotten is free then.
+void srv_notify_settle(void);
+
 // srv_notify_watchdog_ms returns how often srv_notify_alive is wanted at the latest, 0 = not.
 uint64_t srv_notify_watchdog_ms(void);
 

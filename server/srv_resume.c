@@ -28,38 +28,35 @@ static void forget(const char *name, int *fd) {
     }
 }
 
-attnd_err srv_resume_arena(kv_arena *arena, const srv_conf *conf, int *ledger_fd,
+attnd_err srv_resume_arena(kv_arena *arena, srv_resume_open_cb *open, void *ctx, int *ledger_fd,
                            attnd_errinfo *info) {
     int fd = srv_inherit_fd(arena_name);
     *ledger_fd = srv_inherit_fd(ledger_name);
     if (fd >= 0) {
-        attnd_errinfo why;
-        attnd_err err = kv_arena_adopt_host(arena, fd, conf->memory_bytes, &why);
-        if (!err) {
-            return ATTND_OK;
+        uint64_t bytes = *ledger_fd >= 0 ? kv_recover_arena_bytes(*ledger_fd) : 0;
+        attnd_err err = open(ctx, fd, bytes, arena, info);
+        if (err != ATTND_EINVAL) {
+            return err;
         }
-        say_empty("the arena", &why);
+        say_empty("the arena", info);
     } else if (*ledger_fd >= 0) {
         say_empty("the arena", &(attnd_errinfo){.text = "it was not handed over"});
     }
-    forget(ledger_name, ledger_fd);
-    forget(arena_name, &fd);
-    attnd_err err = kv_arena_open_host(arena, conf->memory_bytes, info);
+    if (fd >= 0 || *ledger_fd >= 0) {
+        forget(ledger_name, ledger_fd);
+        forget(arena_name, &fd);
+        srv_notify_settle(); // there may be no room for two
+    }
+    attnd_err err = open(ctx, -1, 0, arena, info);
     if (!err) {
         srv_notify_store(arena_name, arena->fd);
     }
     return err;
 }
 
-void srv_resume_nothing(const char *why) {
-    int arena = srv_inherit_fd(arena_name), ledger = srv_inherit_fd(ledger_name);
-    if (arena >= 0 || ledger >= 0) {
-        attnd_errinfo info;
-        attnd_fail(&info, ATTND_ENOTSUP, "", "%s", why);
-        say_empty("the cache", &info);
-    }
-    forget(ledger_name, &ledger);
-    forget(arena_name, &arena);
+void srv_resume_give_up(void) {
+    srv_notify_forget(ledger_name);
+    srv_notify_forget(arena_name);
 }
 
 static void say_recovered(const kv_recovered *r, uint64_t us) {
@@ -93,7 +90,7 @@ attnd_err srv_resume_cache(kv_cache **kv, const kv_arena *arena, const kv_opts *
         forget(ledger_name, &ledger_fd);
     }
     attnd_err err = kv_create(kv, arena, opts, info);
-    if (!err && !arena->on_device) {
+    if (!err) {
         srv_notify_store(ledger_name, kv_ledger_fd(*kv));
     }
     return err;

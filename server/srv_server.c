@@ -126,10 +126,13 @@ static void begin_drain(void *ctx, uint64_t timeout_ms) {
 }
 
 // on_lost begins the end of a daemon whose device is lost.
-static void on_lost(void *ctx, const attnd_errinfo *info) {
+static void on_lost(void *ctx, const attnd_errinfo *info, bool spoilt) {
     server *s = ctx;
-    attnd_log(ATTND_LOG_ERROR, "gpu", "%s is lost: %s (CUDA error %d)", s->backend->device,
-              info->text, (int)info->detail);
+    attnd_log(ATTND_LOG_ERROR, "gpu", "%s is lost: %s (CUDA error %d)%s", s->backend->device,
+              info->text, (int)info->detail, spoilt ? "; so is the cache" : "");
+    if (spoilt) {
+        srv_resume_give_up();
+    }
     s->lost = *info;
     s->core.lost = true;
     begin_drain(s, LOST_MS);
@@ -483,9 +486,18 @@ static attnd_err make_core(server *s, const srv_conf *conf, int ledger_fd, attnd
     return srv_core_init(&s->core, conf, &s->arena, ledger_fd, &s->hooks, info);
 }
 
+static attnd_err open_on_cpu(void *ctx, int fd, uint64_t bytes, kv_arena *arena,
+                             attnd_errinfo *info) {
+    const uint64_t *memory_bytes = ctx;
+    (void)bytes; // a memory file's own size is looked at
+    return fd >= 0 ? kv_arena_adopt_host(arena, fd, *memory_bytes, info)
+                   : kv_arena_open_host(arena, *memory_bytes, info);
+}
+
 static attnd_err make_on_cpu(server *s, const srv_conf *conf, attnd_errinfo *info) {
     int ledger_fd;
-    attnd_err err = srv_resume_arena(&s->arena, conf, &ledger_fd, info);
+    uint64_t bytes = conf->memory_bytes;
+    attnd_err err = srv_resume_arena(&s->arena, open_on_cpu, &bytes, &ledger_fd, info);
     if (!err) {
         err = make_core(s, conf, ledger_fd, info);
     }
@@ -509,31 +521,54 @@ static attnd_err make_on_cpu(server *s, const srv_conf *conf, attnd_errinfo *inf
     return err;
 }
 
+// on_gpu is what open_on_gpu opens, and with what.
+typedef struct on_gpu {
+    srv_gpu_opts opts;
+    srv_gpu *gpu;
+} on_gpu;
+
+static attnd_err open_on_gpu(void *ctx, int fd, uint64_t bytes, kv_arena *arena,
+                             attnd_errinfo *info) {
+    on_gpu *g = ctx;
+    if (fd >= 0 && bytes == 0) {
+        return attnd_fail(info, ATTND_EINVAL, "arena", "no ledger says how large it is");
+    }
+    g->opts.arena_fd = fd;
+    g->opts.adopt_bytes = bytes;
+    uint64_t from_us = attnd_clock_us();
+    attnd_err err = srv_gpu_open(&g->gpu, &g->opts, arena, info);
+    if (!err) { // most of it is the driver's, which makes a context
+        attnd_log(ATTND_LOG_INFO, "gpu", "cuda:%d was opened in %.1f ms%s", g->opts.ordinal,
+                  (double)(attnd_clock_us() - from_us) / 1000,
+                  fd >= 0 ? ", with the arena of the run before" : "");
+    }
+    return err;
+}
+
 static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
                              attnd_errinfo *info) {
-    srv_gpu_opts opts = {
-        .device_ops = srv_device_cuda(),
-        .ordinal = ordinal,
-        .arena_bytes = conf->memory_bytes,
-        .staging_bytes = conf->staging_bytes,
-        .max_rows = (uint32_t)conf->launch_rows,
-        .deterministic = conf->deterministic,
-        .lost = on_lost,
-        .ctx = s,
-    };
-    if (!opts.device_ops) {
+    on_gpu g = {.opts = {
+                    .device_ops = srv_device_cuda(),
+                    .ordinal = ordinal,
+                    .arena_bytes = conf->memory_bytes,
+                    .staging_bytes = conf->staging_bytes,
+                    .max_rows = (uint32_t)conf->launch_rows,
+                    .deterministic = conf->deterministic,
+                    .lost = on_lost,
+                    .ctx = s,
+                }};
+    if (!g.opts.device_ops) {
         return attnd_fail(info, ATTND_ENOTSUP, "device",
                           "compute.device: this attnd was built without CUDA");
     }
-    srv_gpu *gpu = NULL;
-    attnd_err err = srv_gpu_open(&gpu, &opts, &s->arena, info);
+    int ledger_fd;
+    attnd_err err = srv_resume_arena(&s->arena, open_on_gpu, &g, &ledger_fd, info);
     if (err) {
         return err;
     }
-    s->backend = srv_gpu_backend(gpu);
-    srv_resume_nothing("it was in host memory");
-    err = make_core(s, conf, -1, info);
-    return err ? err : srv_gpu_start(gpu, &s->loop, s->core.kv, info);
+    s->backend = srv_gpu_backend(g.gpu);
+    err = make_core(s, conf, ledger_fd, info);
+    return err ? err : srv_gpu_start(g.gpu, &s->loop, s->core.kv, info);
 }
 
 static void say_ready(const server *s) {

@@ -25,6 +25,10 @@ for kernel in bulk portable prefill default; do
     grep -v 'error / bound' "$out/tests_$kernel.txt" | cut -c1-200 | tail -n 16
 done
 
+say "memory outlives its process"
+timeout 60 $build/tests/test_attn_cuda_memory >"$out/memory.txt" 2>&1 || failed=1
+tail -n 8 "$out/memory.txt"
+
 if command -v compute-sanitizer >/dev/null; then
     say "memcheck"
     for kernel in bulk prefill; do

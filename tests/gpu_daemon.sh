@@ -49,7 +49,7 @@ check() {
     shift
     log=$out/${name//[^a-zA-Z0-9]/_}.txt
     if "$@" >"$log" 2>&1; then
-        echo "pass  $name: $(grep -hE 'rows? .*verified|verified|tokens are|^[0-9]+%' "$log" | tail -n 1)"
+        echo "pass  $name: $(grep -hE 'rows? .*verified|verified|tokens are|^[0-9]+%|tokens lost' "$log" | tail -n 1)"
     else
         failed=1
         echo "FAIL  $name"
@@ -74,6 +74,11 @@ done
 check "gpt-oss-20b" serve ring --preset gpt-oss-20b --layers 4 --requests 16 --verify 0.02 \
     --verify-threads 8
 check "stop" stop
+
+for transport in nng ring; do
+    check "survives five times kill -9 over $transport" tests/show_survival.sh "$build" \
+        "$transport" cuda:0
+done
 
 export ATTND_E2E_DEVICE=cuda:0
 check "e2e decoder" env CK_RUN_CASE=bf16 ATTND_E2E_BINARY="$build/attnd" \

@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # Shows that the cache survives kill -9: a small language model generates text over attnd, whose
 # worker is killed with SIGKILL five times in the middle; the text must be the undisturbed run's.
-#     tests/show_survival.sh [BUILD] [nng|ring]
+# On a GPU the decoder is the one in bf16, which is fed the reference's tokens and checked by them.
+#     tests/show_survival.sh [BUILD] [nng|ring] [DEVICE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/release}
 transport=${2:-ring}
+device=${3:-cpu}
+kind=bf16
+[ "$device" != cpu ] || kind=f32
 kills=5
+pause_ms=20 # before each token, so that there is time for all kills
+[ "$device" = cpu ] || pause_ms=60
 dir=$(mktemp -d /tmp/attnd_show_XXXXXX)
 keeper=
 decoder=
@@ -29,7 +35,7 @@ fail() {
 # ready_times prints how often a worker became ready.
 ready_times() { grep -c '^attnd ready' "$dir/out" || true; }
 
-"$build/attnd" --listen "ipc://$dir/s" --set cache.memory=64MiB --set cache.slab=1MiB \
+"$build/attnd" --listen "ipc://$dir/s" --device "$device" --set cache.memory=64MiB --set cache.slab=1MiB \
     >"$dir/out" 2>"$dir/log" &
 keeper=$!
 for _ in $(seq 300); do
@@ -38,8 +44,8 @@ for _ in $(seq 300); do
 done
 [ "$(ready_times)" -eq 1 ] || fail "attnd did not start"
 
-"$build/decoder" "$transport" "ipc://$dir/s" 1 >"$dir/undisturbed" || fail "the first run failed"
-"$build/decoder" "$transport" "ipc://$dir/s" 1 20 >"$dir/disturbed" &
+"$build/decoder" "$transport" "ipc://$dir/s" 1 0 $kind >"$dir/undisturbed" || fail "the first run failed"
+"$build/decoder" "$transport" "ipc://$dir/s" 1 "$pause_ms" $kind >"$dir/disturbed" &
 decoder=$!
 
 slowest=0
@@ -63,7 +69,9 @@ decoder=
 tokens=$(wc -w <"$dir/disturbed")
 lost=$(paste <(tr ' ' '\n' <"$dir/undisturbed") <(tr ' ' '\n' <"$dir/disturbed") |
     awk '$1 != $2 { lost++ } END { print lost + 0 }')
-grep 'resume recovered' "$dir/log" | tail -1 | sed 's/.*resume /the last worker /'
+for what in 'was opened in' 'recovered in'; do
+    grep "$what" "$dir/log" | tail -1 | sed 's/.* INFO /the last worker: /' || true
+done
 echo "kills $kills | slowest time to ready $slowest ms | tokens $tokens | tokens lost $lost"
 cmp "$dir/undisturbed" "$dir/disturbed" || fail "the texts differ"
 [ "$tokens" -eq 100 ] && [ "$lost" -eq 0 ] || fail "tokens were lost"

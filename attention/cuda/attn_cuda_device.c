@@ -136,7 +136,10 @@ static attnd_err device_open(attn_device **out, const attn_device_opts *opts, at
     d->max_rows = opts->max_rows;
     d->arena.fd = -1;
     err = make_engine(d, info); // the context is current from here on
-    if (!err) {
+    if (!err && opts->adopt_bytes) {
+        err = attn_cuda_memory_adopt(&d->arena, d->ordinal, opts->arena_bytes, opts->arena_fd,
+                                     opts->adopt_bytes, info);
+    } else if (!err) {
         err = attn_cuda_memory_open(&d->arena, d->ordinal, opts->arena_bytes, info);
     }
     if (!err) {
@@ -257,11 +260,34 @@ static attnd_err device_ended(attn_device *pub, uint32_t buffer, bool *ended, at
     return attn_cuda_failed(code, "cudaEventQuery", info);
 }
 
-// device_lost: an error of a kernel stays with the context, so that every call returns it.
-static bool device_lost(attn_device *pub) {
+// standing_error: an error of a kernel stays with the context, so that every call returns it.
+static cudaError_t standing_error(attn_device *pub) {
     cudaError_t code = cudaStreamQuery(of(pub)->stream);
     (void)cudaGetLastError();
-    return code != cudaSuccess && code != cudaErrorNotReady;
+    return code == cudaErrorNotReady ? cudaSuccess : code;
+}
+
+static bool device_lost(attn_device *pub) {
+    return standing_error(pub) != cudaSuccess;
+}
+
+// device_spoilt: what a kernel may end with; anything else, an error of memory or of a link, says
+// nothing good of what lies there.
+static bool device_spoilt(attn_device *pub) {
+    switch (standing_error(pub)) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+        return false;
+    default:
+        return true;
+    }
 }
 
 const attn_device_ops attn_cuda_device_ops = {
@@ -277,4 +303,5 @@ const attn_device_ops attn_cuda_device_ops = {
     .mark = device_mark,
     .ended = device_ended,
     .lost = device_lost,
+    .spoilt = device_spoilt,
 };

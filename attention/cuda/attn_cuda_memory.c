@@ -1,10 +1,11 @@
 // Exportable device memory, by the driver's functions for virtual memory: reserve addresses, make
-// an allocation, map it there, allow access, export a descriptor.
+// an allocation, map it there, allow access, export a descriptor; or import one.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "attention/cuda/attn_cuda_memory.h"
@@ -20,7 +21,9 @@
     XX(map, cuMemMap)                                  \
     XX(unmap, cuMemUnmap)                              \
     XX(set_access, cuMemSetAccess)                     \
-    XX(export_handle, cuMemExportToShareableHandle)
+    XX(export_handle, cuMemExportToShareableHandle)    \
+    XX(import_handle, cuMemImportFromShareableHandle)  \
+    XX(get_properties, cuMemGetAllocationPropertiesFromHandle)
 
 static struct driver {
 #define XX(name, function) __typeof__(&function) name;
@@ -77,39 +80,57 @@ static CUmemAllocationProp properties(int32_t device) {
     };
 }
 
-attnd_err attn_cuda_memory_open(attn_cuda_memory *out, int32_t device, uint64_t bytes,
-                                attnd_errinfo *info) {
+// start looks whether the driver is there, and rounds the bytes up to the device's granularity.
+static attnd_err start(attn_cuda_memory *m, int32_t device, uint64_t bytes, size_t *unit,
+                       attnd_errinfo *info) {
     attnd_err err = attn_cuda_driver_check(info);
     if (err) {
         return err;
     }
-    attn_cuda_memory m = {.fd = -1};
     const CUmemAllocationProp props = properties(device);
-    const CUmemAccessDesc access = {.location = props.location,
+    CUresult code = driver.get_granularity(unit, &props, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    if (code) {
+        return failed(code, "cuMemGetAllocationGranularity", bytes, info);
+    }
+    *m = (attn_cuda_memory){.fd = -1, .bytes = (bytes + *unit - 1) / *unit * *unit};
+    return ATTND_OK;
+}
+
+// map gives the allocation an address; *what names the call that failed.
+static CUresult map(attn_cuda_memory *m, int32_t device, size_t unit, const char **what) {
+    const CUmemAccessDesc access = {.location = properties(device).location,
                                     .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr address = 0;
-    CUmemGenericAllocationHandle handle = 0;
+    *what = "cuMemAddressReserve";
+    CUresult code = driver.reserve(&address, m->bytes, unit, 0, 0);
+    if (code) {
+        return code;
+    }
+    m->address = address;
+    *what = "cuMemMap";
+    code = driver.map(m->address, m->bytes, 0, m->handle, 0);
+    if (!code) {
+        *what = "cuMemSetAccess";
+        code = driver.set_access(m->address, m->bytes, &access, 1);
+    }
+    return code;
+}
+
+attnd_err attn_cuda_memory_open(attn_cuda_memory *out, int32_t device, uint64_t bytes,
+                                attnd_errinfo *info) {
+    attn_cuda_memory m;
     size_t unit = 0;
-    const char *what = "cuMemGetAllocationGranularity";
-    CUresult code = driver.get_granularity(&unit, &props, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-    if (!code) {
-        m.bytes = (bytes + unit - 1) / unit * unit;
-        what = "cuMemCreate";
-        code = driver.create(&handle, m.bytes, &props, 0);
-        m.handle = code ? 0 : handle;
+    attnd_err err = start(&m, device, bytes, &unit, info);
+    if (err) {
+        return err;
     }
+    const CUmemAllocationProp props = properties(device);
+    CUmemGenericAllocationHandle handle = 0;
+    const char *what = "cuMemCreate";
+    CUresult code = driver.create(&handle, m.bytes, &props, 0);
     if (!code) {
-        what = "cuMemAddressReserve";
-        code = driver.reserve(&address, m.bytes, unit, 0, 0);
-        m.address = code ? 0 : address;
-    }
-    if (!code) {
-        what = "cuMemMap";
-        code = driver.map(m.address, m.bytes, 0, m.handle, 0);
-    }
-    if (!code) {
-        what = "cuMemSetAccess";
-        code = driver.set_access(m.address, m.bytes, &access, 1);
+        m.handle = handle;
+        code = map(&m, device, unit, &what);
     }
     if (!code) {
         what = "cuMemExportToShareableHandle";
@@ -120,6 +141,62 @@ attnd_err attn_cuda_memory_open(attn_cuda_memory *out, int32_t device, uint64_t 
         return failed(code, what, bytes, info);
     }
     fcntl(m.fd, F_SETFD, FD_CLOEXEC);
+    *out = m;
+    return ATTND_OK;
+}
+
+// import gets a handle on the allocation behind a descriptor, which must be one of this device.
+static attnd_err import(attn_cuda_memory *m, int32_t device, int fd, attnd_errinfo *info) {
+    struct stat st;
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp props;
+    if (fstat(fd, &st) != 0 || S_ISREG(st.st_mode)) {
+        return attnd_fail(info, ATTND_EINVAL, "memory", "the descriptor is no memory of a GPU");
+    }
+    CUresult code = driver.import_handle(&handle, (void *)(uintptr_t)fd,
+                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (code == CUDA_ERROR_OUT_OF_MEMORY) {
+        return failed(code, "cuMemImportFromShareableHandle", m->bytes, info);
+    }
+    if (code) {
+        return attnd_fail(info, ATTND_EINVAL, "memory", "the descriptor is no memory of a GPU");
+    }
+    m->handle = handle;
+    code = driver.get_properties(&props, handle);
+    if (code) {
+        return failed(code, "cuMemGetAllocationPropertiesFromHandle", m->bytes, info);
+    }
+    if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE || props.location.id != device) {
+        return attnd_fail(info, ATTND_EINVAL, "memory", "it is of device %d, not %d",
+                          props.location.id, device);
+    }
+    return ATTND_OK;
+}
+
+attnd_err attn_cuda_memory_adopt(attn_cuda_memory *out, int32_t device, uint64_t bytes, int fd,
+                                 uint64_t was_bytes, attnd_errinfo *info) {
+    attn_cuda_memory m;
+    size_t unit = 0;
+    attnd_err err = start(&m, device, bytes, &unit, info);
+    if (err) {
+        return err;
+    }
+    if (m.bytes != was_bytes) {
+        return attnd_fail(info, ATTND_EINVAL, "memory", "it has %llu bytes, not %llu",
+                          (unsigned long long)was_bytes, (unsigned long long)m.bytes);
+    }
+    err = import(&m, device, fd, info);
+    if (!err) {
+        const char *what;
+        CUresult code = map(&m, device, unit, &what);
+        err = code ? failed(code, what, bytes, info) : ATTND_OK;
+    }
+    if (err) {
+        attn_cuda_memory_close(&m); // the descriptor stays the caller's
+        return err;
+    }
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    m.fd = fd;
     *out = m;
     return ATTND_OK;
 }

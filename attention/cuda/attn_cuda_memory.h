@@ -24,6 +24,12 @@ attnd_err attn_cuda_driver_check(attnd_errinfo *info);
 // attn_cuda_memory_close, which accepts one that is all zero.
 attnd_err attn_cuda_memory_open(attn_cuda_memory *out, int32_t device, uint64_t bytes,
                                 attnd_errinfo *info);
+
+// attn_cuda_memory_adopt maps the memory that another process has made with the same bytes; fd is
+// *out's on success.  was_bytes is what that process got.  ATTND_EINVAL: the descriptor is no
+// memory of this device, or of another size.  Else as attn_cuda_memory_open.
+attnd_err attn_cuda_memory_adopt(attn_cuda_memory *out, int32_t device, uint64_t bytes, int fd,
+                                 uint64_t was_bytes, attnd_errinfo *info);
 void attn_cuda_memory_close(attn_cuda_memory *m);
 
 #endif

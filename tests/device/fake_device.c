@@ -1,9 +1,12 @@
-// Device memory is one mapping, closed but while work runs.  Work is a list that runs up to a mark.
+// Device memory is one range of addresses, closed but while work runs: the arena, a memory file
+// that another process can take over, then the buffers' device sides.  Work is a list that runs up
+// to a mark.
 #include "tests/device/fake_device.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_WORK = 64 * 1024, PAGE = 4096 };
@@ -19,7 +22,7 @@ typedef struct work {
 
 typedef struct fake_device {
     attn_device pub; // first
-    uint8_t *memory; // arena, then the buffers' device sides
+    uint8_t *memory;
     uint64_t bytes;
     attn_cpu *cpu;
     attn_params planned[ATTN_DEVICE_BUFFERS];
@@ -72,9 +75,33 @@ static void fake_close(attn_device *pub) {
     if (d->memory) {
         munmap(d->memory, d->bytes);
     }
+    if (pub->arena_fd >= 0) {
+        close(pub->arena_fd);
+    }
     attn_cpu_free(d->cpu);
     free(d->work);
     free(d);
+}
+
+// open_arena returns a descriptor of bytes of memory; -1 and *info when the one that is to be taken
+// over is none.
+static int open_arena(const attn_device_opts *opts, uint64_t bytes, attnd_errinfo *info) {
+    if (opts->adopt_bytes == 0) {
+        int fd = memfd_create("fake-arena", MFD_CLOEXEC);
+        ATTND_ASSERT(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+        return fd;
+    }
+    if (opts->adopt_bytes != opts->arena_bytes) {
+        attnd_fail(info, ATTND_EINVAL, "memory", "it has %llu bytes, not %llu",
+                   (unsigned long long)opts->adopt_bytes, (unsigned long long)opts->arena_bytes);
+        return -1;
+    }
+    struct stat st;
+    if (fstat(opts->arena_fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != bytes) {
+        attnd_fail(info, ATTND_EINVAL, "memory", "the descriptor is no memory of a GPU");
+        return -1;
+    }
+    return opts->arena_fd;
 }
 
 static attnd_err fake_open(attn_device **out, const attn_device_opts *opts, attnd_errinfo *info) {
@@ -82,19 +109,25 @@ static attnd_err fake_open(attn_device **out, const attn_device_opts *opts, attn
         return attnd_fail(info, ATTND_ENOTSUP, "device", "there is no cuda:%d, the machine has 1",
                           opts->ordinal);
     }
+    uint64_t arena = rounded(opts->arena_bytes), buffer = rounded(opts->buffer_bytes);
+    int arena_fd = open_arena(opts, arena, info);
+    if (arena_fd < 0) {
+        return ATTND_EINVAL;
+    }
     fake_device *d = calloc(1, sizeof(*d));
     ATTND_ASSERT(d);
-    uint64_t arena = rounded(opts->arena_bytes), buffer = rounded(opts->buffer_bytes);
     d->bytes = arena + ATTN_DEVICE_BUFFERS * buffer;
     d->memory = mmap(NULL, d->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     d->work = calloc(MAX_WORK, sizeof(*d->work));
     ATTND_ASSERT(d->memory != MAP_FAILED && d->work);
+    ATTND_ASSERT(mmap(d->memory, arena, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, arena_fd,
+                      0) != MAP_FAILED);
     d->pub = (attn_device){.ops = &fake_device_ops,
                            .name = "host memory",
                            .kernels = "fake",
                            .arena = d->memory,
                            .arena_bytes = opts->arena_bytes,
-                           .arena_fd = -1};
+                           .arena_fd = arena_fd};
     for (uint32_t i = 0; i < ATTN_DEVICE_BUFFERS; i++) {
         d->pub.buffers[i] = (attn_device_buffer){.host = calloc(1, opts->buffer_bytes),
                                                  .device = d->memory + arena + i * buffer,
@@ -247,6 +280,11 @@ static bool fake_lost(attn_device *d) {
     return of(d)->lost;
 }
 
+static bool fake_spoilt(attn_device *d) {
+    (void)d; // an access can lose it, nothing else
+    return false;
+}
+
 const attn_device_ops fake_device_ops = {
     .open = fake_open,
     .close = fake_close,
@@ -260,4 +298,5 @@ const attn_device_ops fake_device_ops = {
     .mark = fake_mark,
     .ended = fake_ended,
     .lost = fake_lost,
+    .spoilt = fake_spoilt,
 };

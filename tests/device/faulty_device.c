@@ -1,6 +1,7 @@
 // The device of a daemon that errors can be asked of, by the number of query tokens of a row:
 //     FAULTY_LAUNCH  a call in front of the launch is refused; the device lives on
 //     FAULTY_LOSS    the kernel is given a block table that leads out of the arena
+//     FAULTY_MEMORY  so it is, and the memory is said to be spoilt
 // Under it lies a real GPU, or the fake one (FAULTY_FAKE).  This file stands in for srv_device.c.
 #include <string.h>
 
@@ -15,7 +16,7 @@
 #define DEVICE attn_cuda_device_ops
 #endif
 
-static bool is_refused[ATTN_DEVICE_BUFFERS];
+static bool is_refused[ATTN_DEVICE_BUFFERS], is_spoilt;
 
 // lead_astray overwrites a row's table in the host side of the buffer, which goes up next.
 static void lead_astray(const attn_device_buffer *b, const attn_row *row) {
@@ -28,7 +29,8 @@ static attnd_err plan(attn_device *d, uint32_t buffer, const attn_params *p, att
     is_refused[buffer] = false;
     for (uint32_t i = 0; i < p->num_rows; i++) {
         is_refused[buffer] |= p->rows[i].q_len == FAULTY_LAUNCH;
-        if (p->rows[i].q_len == FAULTY_LOSS) {
+        is_spoilt |= p->rows[i].q_len == FAULTY_MEMORY;
+        if (p->rows[i].q_len == FAULTY_LOSS || p->rows[i].q_len == FAULTY_MEMORY) {
             lead_astray(&d->buffers[buffer], &p->rows[i]);
         }
     }
@@ -45,10 +47,15 @@ static attnd_err launch(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
     return DEVICE.launch(d, buffer, info);
 }
 
+static bool spoilt(attn_device *d) {
+    return is_spoilt || DEVICE.spoilt(d);
+}
+
 const attn_device_ops *srv_device_cuda(void) {
     static attn_device_ops ops;
     ops = DEVICE;
     ops.plan = plan;
     ops.launch = launch;
+    ops.spoilt = spoilt;
     return &ops;
 }

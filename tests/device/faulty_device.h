@@ -2,6 +2,6 @@
 #ifndef ATTND_TESTS_FAULTY_DEVICE_H
 #define ATTND_TESTS_FAULTY_DEVICE_H
 
-enum { FAULTY_LAUNCH = 13, FAULTY_LOSS = 17 }; // query tokens of a row
+enum { FAULTY_LAUNCH = 13, FAULTY_LOSS = 17, FAULTY_MEMORY = 19 }; // query tokens of a row
 
 #endif

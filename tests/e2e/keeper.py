@@ -45,7 +45,9 @@ class Systemd:
             if "FDSTOREREMOVE" in lines:
                 self.store.pop(name, None)
             if "FDSTORE" in lines:
-                self.store[name] = fds[0]
+                self.store[name] = fds.pop(0)
+            for fd in fds:
+                os.close(fd)
 
     def start(self, fds=None):
         fds = dict(self.store if fds is None else fds)

@@ -190,10 +190,10 @@ START_TEST(a_launch_error_reaches_the_request_it_belongs_to) {
 END_TEST
 
 // lose has the device lost under an attend.
-static void lose(runtime *r) {
+static void lose(runtime *r, uint32_t how) {
     uint64_t step;
-    ATTND_CK_OK(open_step(r, FAULTY_LOSS, &step));
-    ATTND_CK_ERR(attend(r, step, 0, FAULTY_LOSS), ATTND_ECUDA);
+    ATTND_CK_OK(open_step(r, how, &step));
+    ATTND_CK_ERR(attend(r, step, 0, how), ATTND_ECUDA);
     ck_assert_int_eq(info.detail, ILLEGAL_ADDRESS);
     ck_assert_ptr_nonnull(strstr(info.text, "illegal memory access"));
 }
@@ -201,7 +201,7 @@ static void lose(runtime *r) {
 START_TEST(a_lost_device_fails_what_runs_and_ends_the_daemon) {
     uint64_t step;
     begin(_i);
-    lose(&a);
+    lose(&a, FAULTY_LOSS);
     char *json = stats(&b);
     ck_assert_ptr_nonnull(strstr(json, "\"state\":\"lost\""));
     attnd_free(json);
@@ -214,24 +214,52 @@ START_TEST(a_lost_device_fails_what_runs_and_ends_the_daemon) {
 }
 END_TEST
 
-START_TEST(the_keeper_starts_another_worker_after_a_loss) {
-    begin_with(true, _i);
-    lose(&a);
-    end();
+// await_end waits until the worker that lost its device has ended.
+static void await_end(void) {
     uint64_t until = e2e_now_ms() + LOST_MS;
     while (!e2e_log_has(&d, "the worker ended by exit status 1")) {
         ck_assert_uint_lt(e2e_now_ms(), until);
         e2e_sleep_ms(10);
     }
-    attnd_connect_opts opts = {.timeout_ms = 1000};
-    while (attnd_connect(&a.client, d.url, &opts, &info)) {
-        ck_assert_uint_lt(e2e_now_ms(), until);
-        e2e_sleep_ms(10);
+}
+
+// reconnect notices the loss, then comes back to the next worker.
+static attnd_err reconnect(runtime *r) {
+    char *json;
+    while (!attnd_admin(r->client, "stats", NULL, &json, &info)) {
+        attnd_free(json);
     }
+    return attnd_reconnect(r->client, &info);
+}
+
+START_TEST(the_cache_outlives_the_loss_of_its_device) {
+    const float big = 100;
+    uint64_t step;
+    begin_with(true, _i);
+    lose(&a, FAULTY_LOSS);
+    await_end();
+    ATTND_CK_OK(reconnect(&a));
+    ATTND_CK_OK(reconnect(&b));
+    double got = mean(&a, a.seq, &big, 1, NULL, &step), want = (40 + 100) / 41.0;
+    ck_assert_double_lt(fabs(got / want - 1), 1.0 / 128);
+    commit(&a, step, 1, NULL);
+    token(&b, 40);
+    ck_assert(!e2e_log_has(&d, "starts empty"));
+    end();
+    e2e_stop(&d);
+}
+END_TEST
+
+START_TEST(a_cache_whose_memory_is_spoilt_is_given_up) {
+    begin_with(true, _i);
+    lose(&a, FAULTY_MEMORY);
+    await_end();
+    ATTND_CK_ERR(reconnect(&a), ATTND_ESTALE); // a new session
+    ck_assert(e2e_log_has(&d, "so is the cache"));
     attnd_close(a.client);
     join(&a, _i);
     token(&a, 40);
-    attnd_close(a.client);
+    end();
     e2e_stop(&d);
 }
 END_TEST
@@ -255,7 +283,8 @@ static Suite *suite(void) {
     tcase_add_loop_test(tc, forks_and_trees_move_rows_on_the_device, 0, 2);
     tcase_add_loop_test(tc, a_launch_error_reaches_the_request_it_belongs_to, 0, 2);
     tcase_add_loop_test(tc, a_lost_device_fails_what_runs_and_ends_the_daemon, 0, 2);
-    tcase_add_loop_test(tc, the_keeper_starts_another_worker_after_a_loss, 0, 2);
+    tcase_add_loop_test(tc, the_cache_outlives_the_loss_of_its_device, 0, 2);
+    tcase_add_loop_test(tc, a_cache_whose_memory_is_spoilt_is_given_up, 0, 2);
     tcase_add_test(tc, a_gpu_that_is_not_there_is_a_line_at_the_start);
     suite_add_tcase(s, tc);
     return s;

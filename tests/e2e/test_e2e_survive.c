@@ -12,11 +12,11 @@ enum { LAYERS = 2, HEADS = 2, DIM = 16, MAX_ROWS = 8, ROW = HEADS * DIM };
 
 static const attnd_transport transports[] = {ATTND_TRANSPORT_NNG, ATTND_TRANSPORT_RING};
 static const char *const flags[] = {"--set", "cache.memory=16MiB", "--set", "cache.slab=1MiB",
-                                    "--set", "compute.threads=1",  NULL};
-static const char *const hasty[] = {
-    "--set", "cache.memory=16MiB", "--set", "cache.slab=1MiB",
-    "--set", "compute.threads=1",  "--set", "server.reattach_timeout=300ms",
-    NULL};
+                                    NULL};
+static const char *const hasty[] = {"--set", "cache.memory=16MiB",
+                                    "--set", "cache.slab=1MiB",
+                                    "--set", "server.reattach_timeout=300ms",
+                                    NULL};
 static e2e_daemon d;
 static attnd_client *c;
 static attnd_errinfo info;

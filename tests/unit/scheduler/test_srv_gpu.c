@@ -162,8 +162,9 @@ static void make(int i, int32_t old, int32_t rows) {
     a->has_tree = rows <= 64 && i % 2 == 1;
 }
 
-static void lost(void *ctx, const attnd_errinfo *info) {
+static void lost(void *ctx, const attnd_errinfo *info, bool spoilt) {
     (void)ctx;
+    ck_assert(!spoilt);
     num_lost++;
     lost_info = *info;
 }
