@@ -3,7 +3,7 @@
 # shellcheck shell=bash disable=SC2034
 
 DEPS_BUILD=(build-essential cmake ninja-build pkg-config libuv1-dev libnng-dev libcjson-dev
-    libinih-dev libxxhash-dev check)
+    libinih-dev libxxhash-dev liburing-dev check)
 DEPS_TESTS=(clang clang-format libclang-rt-14-dev python3 python3-venv)
 # For the kernels of another architecture.
 DEPS_NEON=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)

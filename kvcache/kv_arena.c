@@ -58,7 +58,22 @@ static attnd_err move_host(const kv_arena *arena, const kv_move *move, attnd_err
     return ATTND_OK;
 }
 
-const kv_arena_ops kv_arena_host_ops = {.kind = "host", .move = move_host};
+static attnd_err read_host(const kv_arena *arena, void *dst, uint64_t off, uint64_t bytes,
+                           attnd_errinfo *info) {
+    (void)info;
+    memcpy(dst, (const char *)arena->base + off, bytes);
+    return ATTND_OK;
+}
+
+static attnd_err write_host(const kv_arena *arena, uint64_t off, const void *src, uint64_t bytes,
+                            attnd_errinfo *info) {
+    (void)info;
+    memcpy((char *)arena->base + off, src, bytes);
+    return ATTND_OK;
+}
+
+const kv_arena_ops kv_arena_host_ops = {
+    .kind = "host", .move = move_host, .read = read_host, .write = write_host};
 
 // transparent_pages_allowed reads the kernel's switch for huge pages of shared memory.
 static bool transparent_pages_allowed(void) {

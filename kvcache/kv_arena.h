@@ -36,6 +36,18 @@ struct kv_arena_ops {
     // move makes a move.  On a device it takes its place in the order of launches, and an error of
     // it may show later; it is called by the thread that owns the device's stream.  ATTND_ECUDA.
     attnd_err (*move)(const kv_arena *arena, const kv_move *move, attnd_errinfo *info);
+    // read and write copy bytes from and to off (bytes from the arena's base); the copy has been
+    // made when they return.  On a device they have an order of their own, beside launches: of the
+    // same bytes, what wrote them must be known to have ended.  Any thread, one at a time.
+    // ATTND_ECUDA.
+    attnd_err (*read)(const kv_arena *arena, void *dst, uint64_t off, uint64_t bytes,
+                      attnd_errinfo *info);
+    attnd_err (*write)(const kv_arena *arena, uint64_t off, const void *src, uint64_t bytes,
+                       attnd_errinfo *info);
+    // pin makes host memory that reads and writes use faster for them, unpin undoes it; false: it
+    // stays as it is.  NULL: there is nothing to gain.
+    bool (*pin)(const kv_arena *arena, void *base, uint64_t bytes);
+    void (*unpin)(const kv_arena *arena, void *base);
 };
 
 extern const kv_arena_ops kv_arena_host_ops;
