@@ -12,7 +12,8 @@
 // The host side must not be touched from upload until ended.  The work of all buffers is done in
 // the order in which it was given, as are moves within the arena.
 //
-// Threads: one at a time, mostly the one that drives it; check_shape and check_row from any.
+// Threads: one at a time, mostly the one that drives it; check_shape and check_row, and what else
+// says so, from any.
 #ifndef ATTND_ATTENTION_ATTN_DEVICE_H
 #define ATTND_ATTENTION_ATTN_DEVICE_H
 
@@ -68,6 +69,16 @@ typedef struct attn_device_ops {
     // No two of the ranges overlap.
     attnd_err (*move)(attn_device *d, uint64_t dst, uint64_t src, uint64_t row_bytes,
                       uint64_t pitch, uint64_t num_rows, attnd_errinfo *info);
+    // read and write copy between host memory and the arena, at off bytes from its start, beside
+    // the order of the buffers' work: none of it may be using those bytes.  The copy has been made
+    // when they return.  Any thread, also while another uses the device.
+    attnd_err (*read)(attn_device *d, void *dst, uint64_t off, uint64_t bytes, attnd_errinfo *info);
+    attnd_err (*write)(attn_device *d, uint64_t off, const void *src, uint64_t bytes,
+                       attnd_errinfo *info);
+    // pin makes host memory that these use faster for them; false: it stays as it is.  unpin undoes
+    // it.  Any thread.
+    bool (*pin)(attn_device *d, void *base, uint64_t bytes);
+    void (*unpin)(attn_device *d, void *base);
     attnd_err (*mark)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
     // ended: errors of what ran show here.
     attnd_err (*ended)(attn_device *d, uint32_t buffer, bool *ended, attnd_errinfo *info);

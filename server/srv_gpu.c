@@ -107,7 +107,34 @@ static attnd_err move_rows(const kv_arena *arena, const kv_move *m, attnd_errinf
                                     info);
 }
 
-static const kv_arena_ops arena_ops = {.kind = "device", .move = move_rows};
+static attnd_err read_bytes(const kv_arena *arena, void *dst, uint64_t off, uint64_t bytes,
+                            attnd_errinfo *info) {
+    srv_gpu *g = arena->owner;
+    return g->opts.device_ops->read(g->device, dst, off, bytes, info);
+}
+
+static attnd_err write_bytes(const kv_arena *arena, uint64_t off, const void *src, uint64_t bytes,
+                             attnd_errinfo *info) {
+    srv_gpu *g = arena->owner;
+    return g->opts.device_ops->write(g->device, off, src, bytes, info);
+}
+
+static bool pin(const kv_arena *arena, void *base, uint64_t bytes) {
+    srv_gpu *g = arena->owner;
+    return g->opts.device_ops->pin(g->device, base, bytes);
+}
+
+static void unpin(const kv_arena *arena, void *base) {
+    srv_gpu *g = arena->owner;
+    g->opts.device_ops->unpin(g->device, base);
+}
+
+static const kv_arena_ops arena_ops = {.kind = "device",
+                                       .move = move_rows,
+                                       .read = read_bytes,
+                                       .write = write_bytes,
+                                       .pin = pin,
+                                       .unpin = unpin};
 
 static void relax(uint64_t since_us) {
     if (attnd_clock_us() - since_us > SPIN_US) {

@@ -40,7 +40,7 @@ typedef struct cuda_device {
     uint32_t max_rows;
     attn_cuda *engine;
     attn_cuda_memory arena;
-    cudaStream_t stream;
+    cudaStream_t stream, copies; // copies: of read and write
     cudaEvent_t marks[ATTN_DEVICE_BUFFERS];
     plan_slot plans[ATTN_DEVICE_BUFFERS][PLANS];
     attn_cuda_plan *planned[ATTN_DEVICE_BUFFERS];
@@ -79,6 +79,7 @@ static attnd_err find_device(int32_t ordinal, attnd_errinfo *info) {
 
 static attnd_err make_buffers(cuda_device *d, uint64_t bytes, attnd_errinfo *info) {
     TRY_CUDA(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
+    TRY_CUDA(cudaStreamCreateWithFlags(&d->copies, cudaStreamNonBlocking));
     for (int i = 0; i < ATTN_DEVICE_BUFFERS; i++) {
         attn_device_buffer *b = &d->pub.buffers[i];
         b->bytes = bytes;
@@ -116,6 +117,9 @@ static void device_close(attn_device *pub) {
     }
     if (d->stream) {
         (void)cudaStreamDestroy(d->stream);
+    }
+    if (d->copies) {
+        (void)cudaStreamDestroy(d->copies);
     }
     attn_cuda_free(d->engine);
     attn_cuda_memory_close(&d->arena);
@@ -246,6 +250,37 @@ static attnd_err device_move(attn_device *pub, uint64_t dst, uint64_t src, uint6
     return ATTND_OK;
 }
 
+static attnd_err device_read(attn_device *pub, void *dst, uint64_t off, uint64_t bytes,
+                             attnd_errinfo *info) {
+    cuda_device *d = of(pub);
+    TRY_CUDA(
+        cudaMemcpyAsync(dst, (char *)pub->arena + off, bytes, cudaMemcpyDeviceToHost, d->copies));
+    TRY_CUDA(cudaStreamSynchronize(d->copies));
+    return ATTND_OK;
+}
+
+static attnd_err device_write(attn_device *pub, uint64_t off, const void *src, uint64_t bytes,
+                              attnd_errinfo *info) {
+    cuda_device *d = of(pub);
+    TRY_CUDA(
+        cudaMemcpyAsync((char *)pub->arena + off, src, bytes, cudaMemcpyHostToDevice, d->copies));
+    TRY_CUDA(cudaStreamSynchronize(d->copies));
+    return ATTND_OK;
+}
+
+static bool device_pin(attn_device *pub, void *base, uint64_t bytes) {
+    (void)of(pub);
+    bool good = cudaHostRegister(base, bytes, cudaHostRegisterDefault) == cudaSuccess;
+    (void)cudaGetLastError();
+    return good;
+}
+
+static void device_unpin(attn_device *pub, void *base) {
+    (void)of(pub);
+    (void)cudaHostUnregister(base);
+    (void)cudaGetLastError();
+}
+
 static attnd_err device_mark(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
     TRY_CUDA(cudaEventRecord(of(pub)->marks[buffer], of(pub)->stream));
     return ATTND_OK;
@@ -300,6 +335,10 @@ const attn_device_ops attn_cuda_device_ops = {
     .upload = device_upload,
     .download = device_download,
     .move = device_move,
+    .read = device_read,
+    .write = device_write,
+    .pin = device_pin,
+    .unpin = device_unpin,
     .mark = device_mark,
     .ended = device_ended,
     .lost = device_lost,

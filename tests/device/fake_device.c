@@ -222,6 +222,31 @@ static attnd_err fake_move(attn_device *d, uint64_t dst, uint64_t src, uint64_t 
     return append(of(d), w, info);
 }
 
+// fake_read and fake_write go by the descriptor: the mapping is closed, or being worked on.
+static attnd_err fake_read(attn_device *d, void *dst, uint64_t off, uint64_t bytes,
+                           attnd_errinfo *info) {
+    return pread(d->arena_fd, dst, bytes, (off_t)off) == (ssize_t)bytes ? ATTND_OK
+                                                                        : illegal_address(info);
+}
+
+static attnd_err fake_write(attn_device *d, uint64_t off, const void *src, uint64_t bytes,
+                            attnd_errinfo *info) {
+    return pwrite(d->arena_fd, src, bytes, (off_t)off) == (ssize_t)bytes ? ATTND_OK
+                                                                         : illegal_address(info);
+}
+
+static bool fake_pin(attn_device *d, void *base, uint64_t bytes) {
+    (void)d;
+    (void)base;
+    (void)bytes;
+    return true;
+}
+
+static void fake_unpin(attn_device *d, void *base) {
+    (void)d;
+    (void)base;
+}
+
 static attnd_err fake_mark(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
     of(d)->passed[buffer] = false;
     return append(of(d), (work){.kind = MARK, .buffer = buffer}, info);
@@ -295,6 +320,10 @@ const attn_device_ops fake_device_ops = {
     .upload = fake_upload,
     .download = fake_download,
     .move = fake_move,
+    .read = fake_read,
+    .write = fake_write,
+    .pin = fake_pin,
+    .unpin = fake_unpin,
     .mark = fake_mark,
     .ended = fake_ended,
     .lost = fake_lost,

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kvcache/kv_tier.h"
 #include "proto/clock.h"
 #include "tests/check_main.h"
 #include "tests/device/fake_device.h"
@@ -355,6 +356,88 @@ START_TEST(the_loss_of_the_device_is_told_once_and_fails_all_that_follows) {
 }
 END_TEST
 
+// ---- tiers
+
+static void on_ended(void *ctx) {
+    uv_async_send(ctx);
+}
+
+static void on_async(uv_async_t *async) {
+    *(bool *)async->data = true;
+}
+
+static void run_job(kv_tier *tier, kv_tier_job *job, const bool *told) {
+    ATTND_CK_OK(kv_tier_submit(tier, job));
+    while (!kv_tier_take_ended(tier, job)) {
+        uv_run(&loop, UV_RUN_ONCE); // launches go on meanwhile
+    }
+    ck_assert(*told);
+    ATTND_CK_OK(job->err);
+}
+
+// spill takes the blocks of sequence i away and brings them back at other places, while the device
+// works for others.
+static void spill(int i, uint64_t bytes) {
+    kv_arena store;
+    attnd_errinfo info;
+    uv_async_t async;
+    kv_tier *tier;
+    bool told = false;
+    async.data = &told;
+    ck_assert_int_eq(uv_async_init(&loop, &async, on_async), 0);
+    ATTND_CK_OK(kv_arena_open_host(&store, 2 << 20, &info));
+    kv_tier_opts opts = {.arena = &arena,
+                         .bytes = 1 << 20,
+                         .slab_bytes = 64 << 10,
+                         .depth = 1,
+                         .ended = on_ended,
+                         .ctx = &async};
+    ATTND_CK_OK(kv_tier_open_memory(&tier, &opts, &store, false, &info));
+    for (uint32_t b = 0; b < SEQ_BLOCKS; b++) {
+        uint32_t *entry = &attends[i].table[b], from = *entry;
+        kv_tier_job job = {.op = KV_TIER_PUT, .num_blocks = 1};
+        job.at[0] = from * bytes;
+        job.bytes[0] = bytes;
+        ck_assert(kv_tier_take(tier, bytes, &job.slot));
+        run_job(tier, &job, &told);
+        ATTND_CK_OK(arena.ops->write(&arena, from * bytes, attends[i].q, bytes, &info));
+        *entry = (SEQ_BLOCKS - 1 - b) * NUM + NUM - 1; // of the last sequence, which has none
+        job.op = KV_TIER_GET;
+        job.at[0] = *entry * bytes;
+        run_job(tier, &job, &told);
+        memcpy(pool_reference + (size_t)*entry * BLOCK_FLOATS,
+               pool_reference + (size_t)from * BLOCK_FLOATS, bytes);
+    }
+    kv_tier_close(tier);
+    kv_arena_close_host(&store);
+    uv_close((uv_handle_t *)&async, NULL);
+}
+
+START_TEST(blocks_go_to_a_tier_and_back_while_the_device_works) {
+    start(ROOMY, 0, NULL);
+    make(0, 0, 100);
+    submit(0);
+    run_until_idle();
+    check_reference(&attends[0]);
+    for (int i = 1; i < NUM - 1; i++) {
+        make(i, 0, 128);
+        submit(i);
+    }
+    spill(0, BLOCK_FLOATS * sizeof(float));
+    run_until_idle();
+    uint32_t table[SEQ_BLOCKS];
+    memcpy(table, attends[0].table, sizeof(table));
+    make(0, 100, 5);
+    memcpy(attends[0].table, table, sizeof(table));
+    submit(0);
+    run_until_idle();
+    for (int i = 0; i < NUM - 1; i++) {
+        check_reference(&attends[i]);
+    }
+    stop();
+}
+END_TEST
+
 START_TEST(stop_answers_what_is_queued) {
     start(ROOMY, 0, NULL);
     for (int i = 0; i < NUM; i++) {
@@ -390,6 +473,7 @@ static Suite *suite(void) {
     tcase_add_test(t, two_launches_are_under_way_and_end_in_order);
     tcase_add_test(t, poll_takes_in_what_ended);
     tcase_add_test(t, the_loss_of_the_device_is_told_once_and_fails_all_that_follows);
+    tcase_add_test(t, blocks_go_to_a_tier_and_back_while_the_device_works);
     tcase_add_test(t, stop_answers_what_is_queued);
     tcase_add_test(t, a_device_that_is_not_there_is_refused);
     suite_add_tcase(suite, t);
