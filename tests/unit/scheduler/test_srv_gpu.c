@@ -379,7 +379,7 @@ static void run_job(kv_tier *tier, kv_tier_job *job) {
 static void spill(int i, uint64_t bytes) {
     kv_arena store;
     attnd_errinfo info;
-    uv_async_t async;
+    static uv_async_t async; // closed when the loop runs next
     kv_tier *tier;
     ck_assert_int_eq(uv_async_init(&loop, &async, on_async), 0);
     ATTND_CK_OK(kv_arena_open_host(&store, 2 << 20, &info));
