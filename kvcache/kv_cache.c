@@ -23,6 +23,21 @@ attnd_err kv_opts_check(const kv_arena *arena, const kv_opts *o, attnd_errinfo *
                               counts[i].value);
         }
     }
+    if (o->prefix_blocks > INT32_MAX || o->prefix_block_tokens > 1 << 20 ||
+        (o->prefix_blocks > 0 && o->prefix_block_tokens == 0)) {
+        bool blocks = o->prefix_blocks > INT32_MAX;
+        return attnd_fail(info, ATTND_EINVAL, blocks ? "prefix_blocks" : "prefix_block_tokens",
+                          "%u cached blocks of up to %u tokens: at most 2147483647 of 1 to 1048576 "
+                          "are possible",
+                          o->prefix_blocks, o->prefix_block_tokens);
+    }
+    uint32_t num_policies = 0;
+    while (kv_policies[num_policies]) {
+        num_policies++;
+    }
+    if (o->policy >= num_policies) {
+        return attnd_fail(info, ATTND_EINVAL, "policy", "there is no policy %u", o->policy);
+    }
     if (o->max_step_seqs > 1 << 20 || o->max_models > 1 << 20) {
         return attnd_fail(info, ATTND_EINVAL,
                           o->max_models > 1 << 20 ? "max_models" : "max_step_seqs",
@@ -56,6 +71,8 @@ void kv_lists_init(kv_cache *kv) {
     lists->sessions.cap = kv->opts.max_sessions;
     lists->steps.cap = kv->opts.max_steps;
     lists->seqs.cap = kv->opts.max_seqs;
+    lists->nodes.cap = kv->opts.prefix_blocks;
+    kv->policy = kv_policies[kv->opts.policy];
 }
 
 // Committed by the record that holds magic, version and options.

@@ -38,6 +38,10 @@ typedef struct kv_opts {
     uint32_t max_sessions;
     uint32_t max_steps;     // open at once
     uint32_t max_step_seqs; // sequences of one step
+    // Prefix cache.  A block of more than prefix_block_tokens tokens is never cached.
+    uint32_t prefix_blocks;       // cached blocks, those of all groups of a model as one; 0 = none
+    uint32_t prefix_block_tokens; // token ids kept a block; 0 only with prefix_blocks
+    uint32_t policy; // index of kv_policies (kv_policy.h); free to change over a restart
 } kv_opts;
 
 // kv_create makes a cache over the arena (at most 1 TiB), which is borrowed and must outlive it.
@@ -58,10 +62,11 @@ typedef struct kv_recovered {
     uint32_t models, sessions, seqs;                // served again
     uint32_t lost_models, lost_sessions, lost_seqs; // dropped as damaged
     uint32_t lost_tenants;
-    uint32_t aborted_steps; // that were open
-    uint64_t blocks;        // in use
-    uint64_t bad_units;     // of KV_SUM_BYTES, with a wrong checksum
-    bool bad_record;        // the newest redo record was damaged
+    uint32_t prefix_blocks, lost_prefix_blocks; // nodes of the prefix tree
+    uint32_t aborted_steps;                     // that were open
+    uint64_t blocks;                            // in use
+    uint64_t bad_units;                         // of KV_SUM_BYTES, with a wrong checksum
+    bool bad_record;                            // the newest redo record was damaged
 } kv_recovered;
 
 // kv_recover goes on with the cache of a process that is gone, whose ledger and arena were handed
@@ -85,10 +90,14 @@ uint64_t kv_recover_arena_bytes(int fd);
 
 // ---- tenants
 
-// kv_tenant_set makes a tenant or changes its quota.  quota_blocks counts blocks of any class, a
-// shared block once; 0 = no quota.  ATTND_EINVAL (the name is empty or too long), ATTND_ENOSPC when
-// max_tenants exist.
+// kv_tenant_set makes a tenant or changes its quota.  quota_blocks counts blocks of any class, in
+// use or cached, a shared block once; 0 = no quota.  ATTND_EINVAL (the name is empty or too long),
+// ATTND_ENOSPC when max_tenants exist.
 attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, uint32_t *tenant);
+
+// kv_tenant_floor sets how many of the blocks that a tenant has, in use or cached, others leave it
+// when they need some; 0 = none.  ATTND_EINVAL: no such tenant.
+attnd_err kv_tenant_floor(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks);
 
 // ---- models
 
@@ -238,8 +247,10 @@ uint64_t kv_expire(kv_cache *kv, uint64_t now_ms);
 
 typedef struct kv_step_seq {
     uint64_t seq;
-    uint32_t new_len; // tokens to append, cached ones included
-    uint32_t reserve; // extra slots
+    uint32_t new_len;       // tokens to append, cached ones included
+    uint32_t reserve;       // extra slots
+    const uint32_t *tokens; // [new_len] ids, to be looked up in the prefix cache; NULL = none.
+                            // Borrowed during the call
     // filled by kv_step_open
     uint32_t committed; // before the step
     uint32_t cached;    // of new_len, found in the prefix cache
@@ -257,9 +268,15 @@ typedef struct kv_copy {
 // blocks back; false when it is larger than the pool, the quota or a sequence's table (more than
 // max_seq_blocks in a group, or 2^31 - 1 tokens).  *may_wait is set with ATTND_ENOSPC only.
 // ATTND_EBUSY: a sequence has an open step, or max_steps are open.  ATTND_EINVAL: a sequence is
-// twice in the step, or of another model.  ATTND_EMSGSIZE: more than max_step_seqs.  A partial last
-// block that is shared gets a block of its own; the copies that must run before the first attend
-// are *copies [*num_copies], borrowed until the step ends.
+// twice in the step, or of another model.  ATTND_EMSGSIZE: more than max_step_seqs.  ATTND_ENOTSUP:
+// tokens of a model whose prefixes cannot be cached (*info says why).  A partial last block that is
+// shared, or cached, gets a block of its own; the copies that must run before the first attend are
+// *copies [*num_copies], borrowed until the step ends.
+//
+// Of tokens that are given the cached ones are found, at most new_len - 1: whole blocks behind the
+// committed ones, which are taken over, and the first rows of one more, which are copied.  They
+// stay until the step ends whatever else happens.  Nothing is found for a sequence that does not
+// end with a full block, or of which some ids are not known.
 attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq *seqs,
                        uint32_t num_seqs, uint64_t *step, const kv_copy **copies,
                        uint32_t *num_copies, bool *may_wait, attnd_errinfo *info);
@@ -287,6 +304,14 @@ attnd_err kv_step_moves(const kv_cache *kv, uint64_t step, uint32_t i, const uin
 attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
                          uint32_t num_accepted, attnd_errinfo *info);
 
+// kv_step_commit_ids is kv_step_commit for a step of which ids are known: tokens[i] (NULL = not
+// known) are those of the accepted new tokens of sequence i, the cached ones included, and their
+// rows are what rows of these tokens at these places always are.  Blocks that are full now enter
+// the prefix cache, if the ids of all tokens before them are known, too.
+attnd_err kv_step_commit_ids(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
+                             const uint32_t *const *tokens, uint32_t num_accepted,
+                             attnd_errinfo *info);
+
 // kv_step_abort gives all slots back and ends the step.  No launch of it may be running.
 attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step);
 
@@ -304,10 +329,12 @@ typedef struct kv_class_info {
 
 typedef struct kv_info {
     uint32_t total, free, cached, in_use; // blocks, sums over the classes
-    uint64_t arena_bytes, slab_bytes, in_use_bytes;
+    uint64_t arena_bytes, slab_bytes, in_use_bytes, cached_bytes;
     uint32_t slabs, unassigned_slabs;
     uint32_t num_classes, seqs, models, sessions, steps;
-    uint64_t mismatches; // accounting checks that failed since the start
+    uint32_t prefix_blocks; // nodes of the prefix tree, in use or not
+    uint64_t evictions;     // of nodes, since the start
+    uint64_t mismatches;    // accounting checks that failed since the start
 } kv_info;
 void kv_get_info(const kv_cache *kv, kv_info *out);
 attnd_err kv_class_get(const kv_cache *kv, uint32_t i,

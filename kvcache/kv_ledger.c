@@ -109,6 +109,11 @@ static void derive_sizes(kv_cache *kv) {
     kv->free_words = (kv->slab_blocks + 63) / 64;
     kv->free_sums = (kv->free_words + 63) / 64;
     kv->redo_cap = kv_redo_writes(o->max_step_seqs);
+    kv->key_buckets = 1;
+    while (kv->key_buckets <= o->prefix_blocks / 2) {
+        kv->key_buckets *= 2;
+    }
+    kv->key_mask = UINT32_MAX;
     kv->name_buckets = 1;
     while (kv->name_buckets < o->max_seqs && kv->name_buckets < UINT32_C(1) << 31) {
         kv->name_buckets *= 2;
@@ -135,6 +140,8 @@ attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info) {
         {&kv->values, num_replies, UINT64_C(8) * o->max_step_seqs},
         ARRAY(steps, o->max_steps),
         ARRAY(seqs, o->max_seqs),
+        ARRAY(nodes, o->prefix_blocks),
+        ARRAY(node_more, (uint64_t)o->prefix_blocks * (KV_MAX_GROUPS - 1)),
         ARRAY(sums, 0), // as many as units stand before them
         ARRAY(lists, 1),
         ARRAY(tenant_aux, o->max_tenants),
@@ -148,6 +155,9 @@ attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info) {
         ARRAY(session_next, o->max_sessions),
         ARRAY(step_next, o->max_steps),
         ARRAY(seq_next, o->max_seqs),
+        ARRAY(node_next, o->prefix_blocks),
+        ARRAY(node_aux, o->prefix_blocks),
+        ARRAY(keys, kv->key_buckets),
         ARRAY(names, kv->name_buckets),
         ARRAY(classes, max_classes),
         ARRAY(slab_aux, kv->num_slabs),
@@ -157,6 +167,9 @@ attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info) {
         {&kv->step_seqs, o->max_steps, sizeof(*kv->step_seqs) * o->max_step_seqs},
         {&kv->step_copies, o->max_steps, sizeof(*kv->step_copies) * step_copies},
         {&kv->copy_seqs, o->max_steps, sizeof(*kv->copy_seqs) * step_copies},
+        {&kv->step_hits, o->max_steps, sizeof(*kv->step_hits) * o->max_step_seqs},
+        {&kv->node_ids, o->prefix_blocks, sizeof(*kv->node_ids) * (uint64_t)o->prefix_block_tokens},
+        {&kv->seq_ids, o->max_seqs, sizeof(*kv->seq_ids) * 2 * (uint64_t)o->prefix_block_tokens},
         {&kv->tables, (uint64_t)o->max_seqs * KV_MAX_GROUPS,
          sizeof(*kv->tables) * (uint64_t)o->max_seq_blocks},
     };
@@ -170,12 +183,12 @@ attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info) {
             sections[i].num = end / KV_SUM_BYTES;
             kv->num_units = (uint32_t)sections[i].num;
         }
+        if (sections[i].array == &kv->lists && end / sizeof(uint32_t) > UINT32_MAX) {
+            return attnd_fail(info, ATTND_EINVAL, NULL, "what records can name exceeds 16 GiB");
+        }
         if (!place(&sections[i], &end)) {
             return attnd_fail(info, ATTND_EINVAL, NULL, "the ledger would be larger than 64 TiB");
         }
-    }
-    if (at[num - 1] / sizeof(uint32_t) > UINT32_MAX) {
-        return attnd_fail(info, ATTND_EINVAL, NULL, "the ledger without tables exceeds 16 GiB");
     }
     uint64_t *deltas = calloc(kv->num_units, sizeof(*deltas));
     if (!deltas) {

@@ -15,32 +15,37 @@
 //     | values     2 * max_step_seqs words a reply                                             |
 //     | steps      generation, open or not                                                     |
 //     | seqs       generation, tenant, model, holder, committed length, name, time to live,    |
-//     |            checksums of its tables                                                     |
+//     |            checksums of its tables, its place in the prefix tree                       |
+//     | nodes      the prefix tree: a node is the block of a prefix, in each group; parent,    |
+//     |            key, table entries (kv_prefix.h)                                            |
 //     |------------------------- checksums of the above ---------------------------------------|
 //     | sums       one a unit of 256 bytes                                                     |
 //     |------------------------- derived: made again by kv_recover ----------------------------|
 //     | lists      free slots, counters, next expiry                                           |
 //     | ..._aux    what belongs to an element above: links, counts, the step of a sequence     |
 //     | classes    size classes, their free blocks and slabs                                   |
-//     | bits       a block is free, or shared; free_sum: a word of bits has a free block       |
+//     | bits       a block is free, shared, or cached; free_sum: a word has a free block       |
 //     | refs       how many references a shared block has                                      |
 //     | step_*     sequences and copies of open steps                                          |
 //     |----------------------------------------------------------------------------------------|
+//     | ids        token ids of the nodes, and of the last block of sequences that is not full |
 //     | tables     max_seq_blocks entries a (sequence, group); authoritative below the         |
 //     |            committed length, reservations of an open step behind it                    |
 //     +----------------------------------------------------------------------------------------+
 //
-// Authoritative words change by the redo record of an operation, all but table entries: these are
-// never in a record, but stored (kv_store) where no reader looks: behind the committed length, in
-// the table of a sequence that is not live, and in the place of a shared last block that an open
-// step copies, where seqs.old_last has the committed entry from before the store until after the
-// commit, or until the entry is back.  It may not be otherwise: the newest record is applied again
-// after a crash, and would undo what was stored to its words since.
+// Authoritative words change by the redo record of an operation, all but table entries and token
+// ids: these are never in a record, but stored (kv_store) where no reader looks: behind the
+// committed length, in the table of a sequence that is not live, the ids of a node that is not
+// live, and in the place of a shared last block that an open step copies, where seqs.old_last has
+// the committed entry from before the store until after the commit, or until the entry is back.  It
+// may not be otherwise: the newest record is applied again after a crash, and would undo what was
+// stored to its words since.
 //
 // Checksums.  A unit's is the sum of a hash of each of its words that is not 0, with its place; a
 // record that changes words holds the new checksums of their units among its writes, so they are
 // right whenever the record is applied or not at all.  A table's is the same sum over its committed
-// entries (kv_sum_entry), and changes with the committed length.  Sums, since they follow from what
+// entries (kv_sum_entry), and changes with the committed length; so has what is kept of a
+// sequence's token ids.  A node's key is made of its ids.  Sums, since they follow from what
 // is added and taken away, whatever else the unit holds; memory that was never touched sums to 0.
 // Loop thread only.
 #ifndef ATTND_KVCACHE_KV_LEDGER_H
@@ -50,14 +55,18 @@
 #include <stdint.h>
 
 #include "kvcache/kv_cache.h"
+#include "kvcache/kv_policy.h"
 #include "kvcache/kv_slots.h"
 #include "proto/err.h"
 
 #define KV_LEDGER_MAGIC UINT64_C(0x7265676465616b76)
 #define KV_NEVER        UINT64_MAX
 
+#define KV_CANDIDATE (UINT32_C(1) << 31) // in kv_node_aux.uses: it is in the heap
+
 enum {
-    KV_LEDGER_VERSION = 2,
+    KV_OWNER_BITS = 24,
+    KV_LEDGER_VERSION = 3,
     KV_SUM_BYTES = 256, // a unit
     KV_SUM_WORDS = KV_SUM_BYTES / 4,
     KV_REPLIES = KV_REPLY_WINDOW + 1, // the highest id and those below it
@@ -86,7 +95,8 @@ typedef struct kv_led_head {
 
 typedef struct kv_led_tenant {
     char name[KV_NAME_BYTES]; // "" = free
-    uint32_t quota_blocks;    // 0 = none
+    uint32_t quota_blocks;    // in use and cached, 0 = none
+    uint32_t floor_blocks;    // that others leave it of what it has
 } kv_led_tenant;
 
 typedef struct kv_led_model {
@@ -119,27 +129,56 @@ typedef struct kv_led_seq {
     uint64_t session;   // handle, 0 = held by none
     uint64_t expire_ms; // KV_NEVER while held
     uint64_t ttl_ms;
-    uint32_t committed, reserved;       // tokens
+    uint32_t committed;                 // tokens
+    uint32_t known;                     // of them, from the first on, whose ids are known
     uint32_t old_last[KV_MAX_GROUPS];   // committed entry behind a step's copy of it, or KV_NONE
+    uint32_t first[KV_MAX_GROUPS];      // blocks before it, behind the window, were given back
     char name[KV_NAME_BYTES];           // "" = not kept, zero-padded
     uint64_t table_sums[KV_MAX_GROUPS]; // of the committed entries
+    uint32_t chain, chain_generation;   // deepest node that it has of the prefix tree, + 1
+    uint32_t tail_half, reserved;       // of seq_ids: known ids of the last block, if not full
+    uint64_t tail_sum;                  // checksum of these
 } kv_led_seq;
+
+typedef struct kv_led_node {
+    uint32_t owner; // model + 1, and the priority << KV_OWNER_BITS; 0 = free
+    uint32_t generation;
+    uint32_t parent, parent_generation; // node + 1; 0 = it holds the first tokens
+    uint32_t key;                       // of the tokens from the first on
+    uint32_t entry;                     // of group 0; of the others in node_more
+} kv_led_node;
 
 // Derived.  Links are index + 1, 0 = none.
 
 typedef struct kv_led_lists {
-    kv_slots tenants, models, classes, slabs, sessions, steps, seqs;
+    kv_slots tenants, models, classes, slabs, sessions, steps, seqs, nodes;
     uint64_t next_expiry;
+    kv_policy_state policy;
 } kv_led_lists;
 
 typedef struct kv_tenant_aux {
     uint32_t blocks; // in use, a shared one once
+    uint32_t cached;
 } kv_tenant_aux;
 
 typedef struct kv_model_aux {
     uint32_t seqs;
     uint32_t classes[KV_MAX_GROUPS];
+    uint32_t root_key;
+    uint32_t nodes, first_child;       // of the root
+    uint32_t candidates;               // root of their heap (kv_evict.c)
+    uint32_t evictable[KV_MAX_GROUPS]; // blocks that would come free if all quiet nodes went
 } kv_model_aux;
+
+// kv_node_aux: a node is quiet when nobody uses it or what lies behind it, a candidate when it is
+// quiet and nothing lies behind it.
+typedef struct kv_node_aux {
+    uint32_t uses; // by sequences, steps and pins, and by children that are not quiet; KV_CANDIDATE
+    uint32_t down; // first child; of a candidate, first child in the heap
+    uint32_t prev_sibling, next_sibling;
+    uint32_t prev_heap, next_heap; // of a candidate
+    kv_rank rank;
+} kv_node_aux;
 
 typedef struct kv_session_aux {
     uint32_t first_seq, steps;
@@ -148,7 +187,8 @@ typedef struct kv_session_aux {
 typedef struct kv_seq_aux {
     uint32_t step; // open one
     uint32_t prev, next;
-    uint32_t next_name; // in the bucket of the name
+    uint32_t next_name;   // in the bucket of the name
+    uint32_t held, depth; // node of the prefix tree that it is a user of, + 1; blocks up to it
 } kv_seq_aux;
 
 typedef struct kv_step_aux {
@@ -156,24 +196,32 @@ typedef struct kv_step_aux {
     uint32_t model, num_seqs, num_copies, reserved;
 } kv_step_aux;
 
+// kv_step_hit is what the prefix cache gave a sequence of an open step; node + 1, 0 = none.
+typedef struct kv_step_hit {
+    uint32_t node, blocks; // the deepest whole one, held by the step; whole ones found
+    uint32_t partial;      // of which rows are copied, held by the step
+} kv_step_hit;
+
 typedef struct kv_class {
     uint32_t units, slab_blocks; // of a block, of a slab
     uint32_t users;              // layer groups
-    uint32_t slabs, free, in_use;
+    uint32_t slabs, free, in_use, cached;
     uint32_t first_slab, last_slab; // with a free block
 } kv_class;
 
 // kv_bits says of 64 blocks of a slab which are free, and which are shared: in use by more than one
 // reference.  Only a shared block's count is looked at, so that taking and giving back blocks that
-// have one owner, nearly all, stays within these bits.
+// have one owner, nearly all, stays within these bits.  An indexed block is a node's; it is cached
+// when it has no reference.
 typedef struct kv_bits {
-    uint64_t free, shared;
+    uint64_t free, shared, indexed, cached;
 } kv_bits;
 
 typedef struct kv_slab_aux {
     uint32_t units, slab_blocks, class_idx;
     uint32_t free;
     uint32_t prev, next; // of the class's slabs with a free block
+    uint32_t evictable;  // blocks of quiet nodes
     uint32_t mark;       // used within a call, else 0
 } kv_slab_aux;
 
@@ -192,6 +240,10 @@ struct kv_cache {
     uint64_t *sum_deltas; // [num_units], by how much the record being made changes them; owned
     uint32_t num_units;
     uint32_t name_buckets; // a power of two
+    uint32_t key_buckets;  // a power of two
+    uint32_t key_mask;     // kv_prefix_set_key_mask
+    uint64_t evictions;    // nodes
+    const kv_policy *policy;
     // sections, in order
     kv_led_head *head, *head_copy;
     kv_word *redo; // [2, record]
@@ -203,7 +255,9 @@ struct kv_cache {
     uint32_t *values;      // [max_sessions, KV_REPLIES, 2 * max_step_seqs]
     kv_led_step *steps;
     kv_led_seq *seqs;
-    uint64_t *sums; // [num_units]
+    kv_led_node *nodes;
+    uint32_t *node_more; // [KV_MAX_GROUPS - 1, prefix_blocks], entries of the groups behind 0
+    uint64_t *sums;      // [num_units]
     kv_led_lists *lists;
     kv_tenant_aux *tenant_aux;
     kv_model_aux *model_aux;
@@ -211,6 +265,9 @@ struct kv_cache {
     kv_seq_aux *seq_aux;
     kv_step_aux *step_aux;
     uint32_t *model_next, *class_next, *slab_next, *session_next, *step_next, *seq_next;
+    uint32_t *node_next; // of a free node, as those; of a live one, the next in its bucket
+    kv_node_aux *node_aux;
+    uint32_t *keys;  // [key_buckets], first node
     uint32_t *names; // [name_buckets], first sequence
     kv_class *classes;
     kv_slab_aux *slab_aux;
@@ -220,6 +277,9 @@ struct kv_cache {
     kv_step_seq *step_seqs; // [max_steps, max_step_seqs]
     kv_copy *step_copies;   // [max_steps, max_step_seqs * KV_MAX_GROUPS]
     uint32_t *copy_seqs;    // likewise: which sequence of the step
+    kv_step_hit *step_hits; // as step_seqs
+    uint32_t *node_ids;     // [prefix_blocks, prefix_block_tokens]
+    uint32_t *seq_ids;      // [max_seqs, 2, prefix_block_tokens]
     uint32_t *tables;       // [max_seqs, KV_MAX_GROUPS, max_seq_blocks]
 };
 
@@ -267,6 +327,21 @@ static inline uint32_t *kv_table(const kv_cache *kv, uint32_t seq_idx, uint32_t 
 // kv_blocks_of returns how many blocks hold len tokens.
 static inline uint32_t kv_blocks_of(uint32_t len, uint32_t block_tokens) {
     return len / block_tokens + (len % block_tokens != 0);
+}
+
+// kv_node_entry returns the table entry of a node in a group; KV_NONE: its block was given back.
+static inline uint32_t *kv_node_entry(const kv_cache *kv, uint32_t node, uint32_t group) {
+    return group == 0 ? &kv->nodes[node].entry
+                      : kv->node_more + (uint64_t)(group - 1) * kv->opts.prefix_blocks + node;
+}
+
+// kv_node_ids returns the token ids of a node, as many as a block of its model has.
+static inline uint32_t *kv_node_ids(const kv_cache *kv, uint32_t node) {
+    return kv->node_ids + (uint64_t)node * kv->opts.prefix_block_tokens;
+}
+
+static inline uint32_t kv_node_model(const kv_cache *kv, uint32_t node) {
+    return (kv->nodes[node].owner & ((UINT32_C(1) << KV_OWNER_BITS) - 1)) - 1;
 }
 
 static inline uint64_t kv_handle(uint32_t generation, uint32_t idx) {

@@ -1,9 +1,12 @@
-// Models: a spec under a tenant's name, kept while it has users or sequences.  Each layer group
-// holds the size class of its blocks.  The spec is stored in one form (unused groups and the bytes
-// behind the name are zero), so that equal specs are equal bytes.
+// Models: a spec under a tenant's name, kept while it has users, sequences or cached prefixes; a
+// model that has only the last gives way to another that wants its name or its place.  Each layer
+// group holds the size class of its blocks.  The spec is stored in one form (unused groups and the
+// bytes behind the name are zero), so that equal specs are equal bytes.
 #include "kvcache/kv_model.h"
 
+#include "kvcache/kv_evict.h"
 #include "kvcache/kv_name.h"
+#include "kvcache/kv_prefix.h"
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_slab.h"
 
@@ -93,6 +96,7 @@ bool kv_model_revive(kv_cache *kv, uint32_t model) {
         kv->model_aux[model].classes[g] =
             kv_class_hold(kv, (uint32_t)block_units(&fixed.groups[g]));
     }
+    kv_prefix_start(kv, model);
     return true;
 }
 
@@ -106,6 +110,22 @@ static uint32_t find_by_name(const kv_cache *kv, uint32_t tenant, const char *na
     return KV_NONE;
 }
 
+static bool is_only_cached(const kv_cache *kv, uint32_t model) {
+    const kv_led_model *m = &kv->models[model];
+    return m->state == KV_LIVE && m->users == 0 && kv->model_aux[model].seqs == 0;
+}
+
+// take_slot finds a place for a new model; one that has only cached prefixes makes way.
+static uint32_t take_slot(kv_cache *kv) {
+    kv_slots *slots = &kv->lists->models;
+    for (uint32_t i = 0; kv_slots_peek(slots) == KV_NONE && i < slots->used; i++) {
+        if (is_only_cached(kv, i)) {
+            kv_evict_model(kv, i);
+        }
+    }
+    return kv_slots_take(slots, kv->model_next);
+}
+
 // Committed by the record that holds the number of users and, for a new model, its spec.
 attnd_err kv_model_open(kv_cache *kv, const kv_model_spec *spec, uint32_t *model,
                         attnd_errinfo *info) {
@@ -115,9 +135,14 @@ attnd_err kv_model_open(kv_cache *kv, const kv_model_spec *spec, uint32_t *model
         return err;
     }
     uint32_t i = find_by_name(kv, fixed.tenant, fixed.name);
+    if (i != KV_NONE && is_only_cached(kv, i) &&
+        memcmp(&kv->models[i].spec, &fixed, sizeof(fixed))) {
+        kv_evict_model(kv, i);
+        i = KV_NONE;
+    }
     bool is_new = i == KV_NONE;
     if (is_new) {
-        i = kv_slots_take(&kv->lists->models, kv->model_next);
+        i = take_slot(kv);
         if (i == KV_NONE) {
             return attnd_fail(info, ATTND_ENOSPC, NULL, "%u models are open: no more are possible",
                               kv->opts.max_models);
@@ -138,12 +163,18 @@ attnd_err kv_model_open(kv_cache *kv, const kv_model_spec *spec, uint32_t *model
     for (uint32_t g = 0; is_new && g < fixed.num_groups; g++) {
         kv->model_aux[i].classes[g] = kv_class_hold(kv, (uint32_t)block_units(&fixed.groups[g]));
     }
+    if (is_new) {
+        kv_prefix_start(kv, i);
+    }
     *model = i;
     return ATTND_OK;
 }
 
-// forget removes a model without users and sequences.  Committed by the record that says so.
+// forget removes a model that nothing needs.  Committed by the record that says so.
 static void forget(kv_cache *kv, uint32_t model) {
+    if (!is_only_cached(kv, model) || kv->model_aux[model].nodes > 0) {
+        return;
+    }
     kv_redo_begin(kv);
     kv_redo_put(kv, &kv->models[model].state, KV_FREE);
     kv_redo_commit(kv);
@@ -161,16 +192,17 @@ attnd_err kv_model_close(kv_cache *kv, uint32_t model) {
     kv_redo_begin(kv);
     kv_redo_put(kv, &kv->models[model].users, kv->models[model].users - 1);
     kv_redo_commit(kv);
-    if (kv->models[model].users == 0 && kv->model_aux[model].seqs == 0) {
-        forget(kv, model);
-    }
+    forget(kv, model);
     return ATTND_OK;
 }
 
 void kv_model_seq_gone(kv_cache *kv, uint32_t model) {
-    if (--kv->model_aux[model].seqs == 0 && kv->models[model].users == 0) {
-        forget(kv, model);
-    }
+    kv->model_aux[model].seqs--;
+    forget(kv, model);
+}
+
+void kv_model_node_gone(kv_cache *kv, uint32_t model) {
+    forget(kv, model);
 }
 
 const kv_model_spec *kv_model_get(const kv_cache *kv, uint32_t model) {

@@ -11,8 +11,9 @@ attnd_err kv_model_find(const kv_cache *kv, uint32_t tenant, uint32_t model, att
 // that kv_model_open would have made.
 bool kv_model_revive(kv_cache *kv, uint32_t model);
 
-// kv_model_seq_gone is told that a sequence of the model was freed; the last user or sequence to go
-// takes the model with it.
+// kv_model_seq_gone is told that a sequence of the model was freed, kv_model_node_gone that a node
+// of its prefix tree was removed; the last user, sequence or node to go takes the model with it.
 void kv_model_seq_gone(kv_cache *kv, uint32_t model);
+void kv_model_node_gone(kv_cache *kv, uint32_t model);
 
 #endif

@@ -1,5 +1,5 @@
-// A block is three bits of state: free or not, shared or not, and its word has a free one or not.
-// Taking and giving back touch these and the slab's counters: 256 KiB and some for a million
+// A block is some bits of state: free, shared, a node's, cached, and its word has a free one or
+// not. Taking and giving back touch these and the slab's counters: 256 KiB and some for a million
 // blocks, so random order costs no walk through memory.  A reference count is only looked at when a
 // block is shared.  A free list through records of the blocks was the alternative; it touches more,
 // and hands blocks out in the order in which they came back, which scatters a sequence over the
@@ -74,6 +74,11 @@ static void use(kv_cache *kv, place p) {
     kv_slab_took(kv, p.slab);
 }
 
+static void make_free(kv_cache *kv, place p) {
+    bits_of(kv, p)->free |= bit_of(p);
+    *sum_of(kv, p) |= sum_bit_of(p);
+}
+
 uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near) {
     const kv_class *class = &kv->classes[class_idx];
     place p;
@@ -91,21 +96,26 @@ uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near) {
 bool kv_pool_claim(kv_cache *kv, uint32_t entry) {
     place p = place_of(kv, entry);
     if (!(bits_of(kv, p)->free & bit_of(p))) {
-        kv_pool_hold(kv, entry);
-        return false;
+        return kv_pool_hold(kv, entry);
     }
     use(kv, p);
     return true;
 }
 
-void kv_pool_hold(kv_cache *kv, uint32_t entry) {
+bool kv_pool_hold(kv_cache *kv, uint32_t entry) {
     place p = place_of(kv, entry);
     kv_bits *bits = bits_of(kv, p);
     uint32_t *refs = refs_of(kv, p);
     ATTND_ASSERT(!(bits->free & bit_of(p)));
+    if (bits->cached & bit_of(p)) {
+        bits->cached &= ~bit_of(p);
+        kv_slab_used(kv, p.slab);
+        return true;
+    }
     *refs = bits->shared & bit_of(p) ? *refs + 1 : 2;
     ATTND_ASSERT(*refs < MARK);
     bits->shared |= bit_of(p);
+    return false;
 }
 
 // rele_shared drops a reference of several.
@@ -119,15 +129,54 @@ static void rele_shared(kv_cache *kv, place p) {
 bool kv_pool_rele(kv_cache *kv, uint32_t entry) {
     place p = place_of(kv, entry);
     kv_bits *bits = bits_of(kv, p);
-    ATTND_ASSERT(!(bits->free & bit_of(p)));
+    ATTND_ASSERT(!((bits->free | bits->cached) & bit_of(p)));
     if (bits->shared & bit_of(p)) {
         rele_shared(kv, p);
         return false;
     }
-    bits->free |= bit_of(p);
-    *sum_of(kv, p) |= sum_bit_of(p);
+    if (bits->indexed & bit_of(p)) {
+        bits->cached |= bit_of(p);
+        kv_slab_cached(kv, p.slab);
+        return true;
+    }
+    make_free(kv, p);
     kv_slab_gave(kv, p.slab);
     return true;
+}
+
+void kv_pool_index_block(kv_cache *kv, uint32_t entry) {
+    place p = place_of(kv, entry);
+    kv_bits *bits = bits_of(kv, p);
+    ATTND_ASSERT(!((bits->free | bits->indexed) & bit_of(p)));
+    bits->indexed |= bit_of(p);
+}
+
+bool kv_pool_unindex(kv_cache *kv, uint32_t entry) {
+    place p = place_of(kv, entry);
+    kv_bits *bits = bits_of(kv, p);
+    ATTND_ASSERT(bits->indexed & bit_of(p));
+    bits->indexed &= ~bit_of(p);
+    if (!(bits->cached & bit_of(p))) {
+        return false;
+    }
+    bits->cached &= ~bit_of(p);
+    make_free(kv, p);
+    kv_slab_evicted(kv, p.slab);
+    return true;
+}
+
+bool kv_pool_is_indexed(const kv_cache *kv, uint32_t entry) {
+    place p = place_of(kv, entry);
+    return bits_of(kv, p)->indexed & bit_of(p);
+}
+
+bool kv_pool_is_cached(const kv_cache *kv, uint32_t entry) {
+    place p = place_of(kv, entry);
+    return bits_of(kv, p)->cached & bit_of(p);
+}
+
+uint32_t kv_pool_slab(const kv_cache *kv, uint32_t entry) {
+    return entry / kv->slab_units;
 }
 
 uint32_t kv_pool_refs(const kv_cache *kv, uint32_t entry) {
@@ -136,7 +185,7 @@ uint32_t kv_pool_refs(const kv_cache *kv, uint32_t entry) {
     if (bits->shared & bit_of(p)) {
         return *refs_of(kv, p);
     }
-    return bits->free & bit_of(p) ? 0 : 1;
+    return (bits->free | bits->cached) & bit_of(p) ? 0 : 1;
 }
 
 uint64_t kv_pool_index(const kv_cache *kv, uint32_t entry) {
@@ -163,7 +212,7 @@ bool kv_pool_could_fit(const kv_cache *kv, const kv_need *needs, uint32_t num) {
     uint64_t slabs = 0;
     for (uint32_t i = 0; i < num; i++) {
         const kv_class *class = &kv->classes[needs[i].class_idx];
-        uint64_t full = div_up(needs[i].take + needs[i].held, class->slab_blocks);
+        uint64_t full = div_up(needs[i].take + needs[i].found + needs[i].held, class->slab_blocks);
         slabs += full > needs[i].slabs ? full : needs[i].slabs;
     }
     return slabs <= kv->num_slabs;

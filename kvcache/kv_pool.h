@@ -1,4 +1,5 @@
-// kv_pool hands out blocks by table entry and counts references to them.  Loop thread only.
+// kv_pool hands out blocks by table entry and counts references to them.  A block is free, in use
+// (has a reference), or cached (has none, but is a node's of the prefix tree).  Loop thread only.
 #ifndef ATTND_KVCACHE_KV_POOL_H
 #define ATTND_KVCACHE_KV_POOL_H
 
@@ -13,11 +14,22 @@ uint32_t kv_pool_take(kv_cache *kv, uint32_t class_idx, uint32_t near);
 // For recovery; the block's slab is assigned.
 bool kv_pool_claim(kv_cache *kv, uint32_t entry);
 
-// kv_pool_hold adds a reference to a block in use.
-void kv_pool_hold(kv_cache *kv, uint32_t entry);
+// kv_pool_hold adds a reference to a block in use or cached; true when it was cached.
+bool kv_pool_hold(kv_cache *kv, uint32_t entry);
 
-// kv_pool_rele drops a reference; true when it was the last and the block is free again.
+// kv_pool_rele drops a reference; true when it was the last and the block is free or cached.
 bool kv_pool_rele(kv_cache *kv, uint32_t entry);
+
+// kv_pool_index_block makes a block in use a node's, kv_pool_unindex takes that back: a cached
+// block then is free, and true is returned.
+void kv_pool_index_block(kv_cache *kv, uint32_t entry);
+bool kv_pool_unindex(kv_cache *kv, uint32_t entry);
+
+bool kv_pool_is_indexed(const kv_cache *kv, uint32_t entry);
+bool kv_pool_is_cached(const kv_cache *kv, uint32_t entry);
+
+// kv_pool_slab returns the slab that the block lies in.
+uint32_t kv_pool_slab(const kv_cache *kv, uint32_t entry);
 
 uint32_t kv_pool_refs(const kv_cache *kv, uint32_t entry);
 
@@ -28,6 +40,7 @@ uint64_t kv_pool_index(const kv_cache *kv, uint32_t entry);
 typedef struct kv_need {
     uint32_t class_idx;
     uint64_t take;  // blocks that it takes
+    uint64_t found; // blocks that it would take, too, if the prefix cache did not have them
     uint64_t held;  // blocks that its sequences hold already, and
     uint64_t slabs; // slabs that these lie in: filled for kv_pool_could_fit
 } kv_need;

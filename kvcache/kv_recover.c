@@ -1,7 +1,8 @@
 // Recovery: the ledger of a process that is gone becomes a cache again.
 //
 //     the newest redo record again -> every unit's checksum (kv_repair.c) -> derived memory to zero
-//     -> tenants, sessions, models, sequences: each checked, then taken over or dropped
+//     -> tenants, sessions, models, sequences, prefix tree: each checked, then taken over or
+//     dropped
 //     -> free lists
 //
 // What it changes of the authoritative part goes through redo records, one a thing, so it may be
@@ -21,6 +22,7 @@
 #include "kvcache/kv_model.h"
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_redo.h"
+#include "kvcache/kv_regrow.h"
 #include "kvcache/kv_repair.h"
 #include "kvcache/kv_seq.h"
 #include "kvcache/kv_session.h"
@@ -80,6 +82,8 @@ static attnd_err check_head(int fd, const kv_arena *arena, const kv_opts *o, att
         {"max_sessions", head.opts.max_sessions, o->max_sessions},
         {"max_steps", head.opts.max_steps, o->max_steps},
         {"max_step_seqs", head.opts.max_step_seqs, o->max_step_seqs},
+        {"prefix_blocks", head.opts.prefix_blocks, o->prefix_blocks},
+        {"prefix_block_tokens", head.opts.prefix_block_tokens, o->prefix_block_tokens},
     };
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         if (fields[i].was != fields[i].is) {
@@ -208,7 +212,7 @@ static void give_up(taking *t, uint32_t idx, uint32_t num) {
     const kv_model_spec *spec = &kv->models[s->model].spec;
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         uint32_t n = kv_blocks_of(s->committed, spec->groups[g].block_tokens);
-        for (uint32_t b = 0; b < n && num > 0; b++, num--) {
+        for (uint32_t b = s->first[g]; b < n && num > 0; b++, num--) {
             kv_seq_give_block(kv, s->tenant, committed_entry(kv, idx, g, b, n));
         }
     }
@@ -243,7 +247,7 @@ static bool claim(taking *t, uint32_t idx) {
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         uint32_t n = kv_blocks_of(s->committed, spec->groups[g].block_tokens);
         uint32_t class_idx = kv->model_aux[s->model].classes[g];
-        for (uint32_t b = 0; b < n; b++, claimed++) {
+        for (uint32_t b = s->first[g]; b < n; b++, claimed++) {
             if (!claim_entry(t, idx, class_idx, committed_entry(kv, idx, g, b, n))) {
                 give_up(t, idx, claimed);
                 return false;
@@ -360,13 +364,14 @@ static void make_free_lists(kv_cache *kv) {
     FREE_SLOTS(sessions, session_next, kv->sessions[i].state == KV_LIVE, kv->sessions[i].generation)
     FREE_SLOTS(steps, step_next, false, kv->steps[i].generation)
     FREE_SLOTS(seqs, seq_next, kv->seqs[i].state == KV_LIVE, kv->seqs[i].generation)
+    FREE_SLOTS(nodes, node_next, kv->nodes[i].owner, kv->nodes[i].generation)
 #undef FREE_SLOTS
 }
 
 // reset_derived makes the derived part zero and sets what of the arrays may hold something.
 static attnd_err reset_derived(kv_cache *kv, attnd_errinfo *info) {
     off_t from = (off_t)((char *)kv->lists - (char *)kv->base);
-    off_t bytes = (off_t)((char *)kv->tables - (char *)kv->lists);
+    off_t bytes = (off_t)((char *)kv->node_ids - (char *)kv->lists);
     if (fallocate(kv->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, bytes) != 0) {
         return attnd_fail(info, ATTND_EIO, "ledger", "its lists cannot be emptied: %s",
                           strerror(errno));
@@ -379,6 +384,7 @@ static attnd_err reset_derived(kv_cache *kv, attnd_errinfo *info) {
     USED(sessions, sessions);
     USED(steps, steps);
     USED(seqs, seqs);
+    USED(nodes, nodes);
 #undef USED
     while (l->tenants.used > 0 && !kv->tenants[l->tenants.used - 1].name[0]) {
         l->tenants.used--;
@@ -402,6 +408,10 @@ static attnd_err take_over(kv_cache *kv, uint32_t *owners, uint64_t now_ms, kv_r
     abort_steps(&t);
     take_models(&t);
     take_seqs(&t);
+    err = kv_regrow(kv, owners, found, info);
+    if (err) {
+        return err;
+    }
     record_slabs(kv);
     make_free_lists(kv);
     for (uint32_t c = 0; c < kv->lists->classes.used; c++) {

@@ -22,10 +22,10 @@
 enum { KV_REDO_HEAD_WORDS = 4 };
 
 // kv_redo_writes returns how many writes the largest operation makes: the commit of a step of
-// max_step_seqs sequences, of each its length twice, old_last and checksums of its tables, and the
-// checksums of three units.
+// max_step_seqs sequences, of each its length twice, old_last, first and checksums of its tables,
+// its place in the prefix tree, and the checksums of three units.
 static inline uint32_t kv_redo_writes(uint32_t max_step_seqs) {
-    return (3 * KV_MAX_GROUPS + 8) * max_step_seqs + 512;
+    return (4 * KV_MAX_GROUPS + 16) * max_step_seqs + 512;
 }
 
 static inline uint64_t kv_redo_record_words(uint32_t cap) {

@@ -120,6 +120,17 @@ static void clear_seq(repair *r, uint32_t i) {
     kv_redo_put(r->kv, &s->generation, r->kv->head->tops[KV_KIND_SEQ]);
 }
 
+static void clear_node(repair *r, uint32_t i) {
+    kv_led_node *n = &r->kv->nodes[i];
+    r->found->lost_prefix_blocks += n->owner != 0;
+    put_zeros(r->kv, n, sizeof(*n), NULL);
+}
+
+// clear_entry: a node lacks the block then, and is dropped where it needs it.
+static void clear_entry(repair *r, uint32_t i) {
+    kv_redo_put(r->kv, &r->kv->node_more[i], KV_NONE);
+}
+
 // clear_unit clears the elements that reach into a unit.
 static void clear_unit(repair *r, uint32_t unit) {
     const kv_cache *kv = r->kv;
@@ -138,6 +149,9 @@ static void clear_unit(repair *r, uint32_t unit) {
         {kv->values, replies, UINT64_C(8) * o->max_step_seqs, clear_values},
         {kv->steps, o->max_steps, sizeof(*kv->steps), clear_step},
         {kv->seqs, o->max_seqs, sizeof(*kv->seqs), clear_seq},
+        {kv->nodes, o->prefix_blocks, sizeof(*kv->nodes), clear_node},
+        {kv->node_more, (uint64_t)o->prefix_blocks * (KV_MAX_GROUPS - 1), sizeof(*kv->node_more),
+         clear_entry},
     };
     uint64_t from = (uint64_t)unit * KV_SUM_BYTES, to = from + KV_SUM_BYTES;
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {

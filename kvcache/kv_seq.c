@@ -9,6 +9,7 @@
 // linked. A sequence that nobody holds has to be attached before anything is done with it.
 #include "kvcache/kv_seq.h"
 
+#include "kvcache/kv_chain.h"
 #include "kvcache/kv_model.h"
 #include "kvcache/kv_name.h"
 #include "kvcache/kv_pool.h"
@@ -145,11 +146,19 @@ static uint64_t make_live(kv_cache *kv, kv_request rq, kv_op op, uint32_t idx, u
         .model = model,
         .session = rq.session,
         .expire_ms = KV_NEVER,
-        .committed = parent ? parent->committed : 0,
     };
+    if (parent) {
+        live.committed = parent->committed;
+        live.known = parent->known;
+        live.chain = parent->chain;
+        live.chain_generation = parent->chain_generation;
+        live.tail_half = parent->tail_half;
+        live.tail_sum = parent->tail_sum;
+        memcpy(live.first, parent->first, sizeof(live.first));
+        memcpy(live.table_sums, parent->table_sums, sizeof(live.table_sums));
+    }
     for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
         live.old_last[g] = KV_NONE;
-        live.table_sums[g] = parent ? parent->table_sums[g] : 0;
     }
     kv_redo_begin(kv);
     live.generation = kv_next_generation(kv, KV_KIND_SEQ, s->generation);
@@ -195,7 +204,9 @@ static void share_blocks(kv_cache *kv, uint32_t from, uint32_t to) {
         for (uint32_t b = 0; b < num; b++) {
             bool replaced = b == num - 1 && parent->old_last[g] != KV_NONE;
             kv_store(&dst[b], replaced ? parent->old_last[g] : src[b]);
-            kv_pool_hold(kv, dst[b]);
+            if (b >= parent->first[g]) {
+                kv_pool_hold(kv, dst[b]);
+            }
         }
     }
 }
@@ -215,20 +226,32 @@ attnd_err kv_seq_fork(kv_cache *kv, kv_request rq, uint64_t seq, uint64_t *forke
     }
     const kv_led_seq *parent = &kv->seqs[from];
     share_blocks(kv, from, to);
+    kv_chain_copy(kv, from, to);
     *committed = parent->committed;
     *forked = make_live(kv, rq, KV_OP_FORK, to, parent->model, parent);
+    kv_chain_forked(kv, from, to);
     return ATTND_OK;
 }
 
 void kv_seq_give_block(kv_cache *kv, uint32_t tenant, uint32_t entry) {
+    bool indexed = kv_pool_is_indexed(kv, entry);
     if (kv_pool_rele(kv, entry)) {
         kv->tenant_aux[tenant].blocks--;
+        kv->tenant_aux[tenant].cached += indexed;
+    }
+}
+
+void kv_seq_hold_block(kv_cache *kv, uint32_t tenant, uint32_t entry) {
+    if (kv_pool_hold(kv, entry)) {
+        kv->tenant_aux[tenant].cached--;
+        kv->tenant_aux[tenant].blocks++;
     }
 }
 
 void kv_seq_give_blocks(kv_cache *kv, uint32_t idx, uint32_t group, uint32_t from, uint32_t to) {
     const uint32_t *table = kv_table(kv, idx, group);
-    for (uint32_t b = from; b < to; b++) {
+    uint32_t first = kv->seqs[idx].first[group];
+    for (uint32_t b = from > first ? from : first; b < to; b++) {
         kv_seq_give_block(kv, kv->seqs[idx].tenant, table[b]);
     }
 }
@@ -251,6 +274,7 @@ static void free_seq(kv_cache *kv, kv_request rq, uint32_t idx) {
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         kv_seq_give_blocks(kv, idx, g, 0, kv_blocks_of(s->committed, spec->groups[g].block_tokens));
     }
+    kv_chain_drop(kv, idx);
     if (s->name[0]) {
         unlink_name(kv, idx, s->name);
     }
@@ -295,6 +319,7 @@ attnd_err kv_seq_truncate(kv_cache *kv, kv_request rq, uint64_t seq, uint32_t le
                                        kv_blocks_of(before, block_tokens));
         kv_redo_put64(kv, &s->table_sums[g], s->table_sums[g] - gone);
     }
+    kv_chain_put_cut(kv, idx, len);
     kv_reply_put(kv, rq, KV_OP_TRUNCATE, seq, 0);
     kv_redo_commit(kv);
     for (uint32_t g = 0; g < spec->num_groups; g++) {
@@ -302,6 +327,7 @@ attnd_err kv_seq_truncate(kv_cache *kv, kv_request rq, uint64_t seq, uint32_t le
         kv_seq_give_blocks(kv, idx, g, kv_blocks_of(len, block_tokens),
                            kv_blocks_of(before, block_tokens));
     }
+    kv_chain_cut(kv, idx);
     return ATTND_OK;
 }
 

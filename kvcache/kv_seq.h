@@ -21,10 +21,12 @@ void kv_seq_link_name(kv_cache *kv, uint32_t idx);
 // run, any other is freed.
 void kv_seq_leave(kv_cache *kv, uint32_t idx, uint64_t now_ms);
 
-// kv_seq_give_blocks drops the sequence's references to blocks [from, to) of a group.
+// kv_seq_give_blocks drops the sequence's references to blocks [from, to) of a group, those that it
+// still has.
 void kv_seq_give_blocks(kv_cache *kv, uint32_t idx, uint32_t group, uint32_t from, uint32_t to);
 
-// kv_seq_give_block drops one reference of the tenant's to a block.
+// kv_seq_give_block drops one reference of the tenant's to a block, kv_seq_hold_block adds one.
 void kv_seq_give_block(kv_cache *kv, uint32_t tenant, uint32_t entry);
+void kv_seq_hold_block(kv_cache *kv, uint32_t tenant, uint32_t entry);
 
 #endif

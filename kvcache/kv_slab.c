@@ -131,11 +131,10 @@ void kv_slab_took(kv_cache *kv, uint32_t slab) {
     }
 }
 
-void kv_slab_gave(kv_cache *kv, uint32_t slab) {
+// freed counts one more free block of the slab.
+static void freed(kv_cache *kv, uint32_t slab) {
     kv_slab_aux *aux = &kv->slab_aux[slab];
-    kv_class *class = &kv->classes[aux->class_idx];
-    class->free++;
-    class->in_use--;
+    kv->classes[aux->class_idx].free++;
     aux->free++;
     if (aux->free == 1) {
         link_slab(kv, slab);
@@ -143,4 +142,30 @@ void kv_slab_gave(kv_cache *kv, uint32_t slab) {
     if (aux->free == aux->slab_blocks) {
         unassign(kv, slab);
     }
+}
+
+static kv_class *class_of(const kv_cache *kv, uint32_t slab) {
+    return &kv->classes[kv->slab_aux[slab].class_idx];
+}
+
+void kv_slab_gave(kv_cache *kv, uint32_t slab) {
+    class_of(kv, slab)->in_use--;
+    freed(kv, slab);
+}
+
+void kv_slab_cached(kv_cache *kv, uint32_t slab) {
+    kv_class *class = class_of(kv, slab);
+    class->in_use--;
+    class->cached++;
+}
+
+void kv_slab_used(kv_cache *kv, uint32_t slab) {
+    kv_class *class = class_of(kv, slab);
+    class->cached--;
+    class->in_use++;
+}
+
+void kv_slab_evicted(kv_cache *kv, uint32_t slab) {
+    class_of(kv, slab)->cached--;
+    freed(kv, slab);
 }

@@ -20,8 +20,13 @@ bool kv_slab_assign(kv_cache *kv, uint32_t class_idx);
 // and counts the slots itself.
 void kv_slab_claim(kv_cache *kv, uint32_t slab, uint32_t class_idx);
 
-// kv_slab_took and kv_slab_gave are told that a block of the slab was taken or given back.
+// These are told what became of a block of the slab: kv_slab_took a free one in use, kv_slab_gave
+// the reverse, kv_slab_cached one in use cached, kv_slab_used the reverse, kv_slab_evicted a cached
+// one free.
 void kv_slab_took(kv_cache *kv, uint32_t slab);
 void kv_slab_gave(kv_cache *kv, uint32_t slab);
+void kv_slab_cached(kv_cache *kv, uint32_t slab);
+void kv_slab_used(kv_cache *kv, uint32_t slab);
+void kv_slab_evicted(kv_cache *kv, uint32_t slab);
 
 #endif

@@ -10,6 +10,13 @@
 // and before the table changes.  Until the commit the sequence holds both, and its committed view
 // is the old one.  A commit that accepts tokens makes the copy the committed block; otherwise the
 // old entry is put back into the table before the record that ends the step.
+//
+// What the prefix cache has of a sequence's tokens is looked up, and held, before anything is
+// counted, so what makes room for the step does not take it away.  Whole blocks go into the table
+// as reservations do.  The first rows of one more block are copied into the sequence's own, which
+// ties that block up until the step ends: if the step does not fit so, it does without.
+#include "kvcache/kv_chain.h"
+#include "kvcache/kv_evict.h"
 #include "kvcache/kv_model.h"
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_redo.h"
@@ -25,6 +32,16 @@ static kv_copy *copies_of(const kv_cache *kv, uint32_t step) {
 static uint32_t copied_of(const kv_cache *kv, uint32_t step, uint32_t n, uint32_t *i) {
     *i = kv->copy_seqs[(uint64_t)step * kv->opts.max_step_seqs * KV_MAX_GROUPS + n];
     return (uint32_t)kv->step_seqs[(uint64_t)step * kv->opts.max_step_seqs + *i].seq;
+}
+
+static kv_step_hit *hit_of(const kv_cache *kv, uint32_t step, uint32_t i) {
+    return &kv->step_hits[(uint64_t)step * kv->opts.max_step_seqs + i];
+}
+
+// is_found says whether copy n of a step, of its sequence i, is of cached rows, not of committed
+// ones: a sequence never has both.
+static bool is_found(const kv_cache *kv, uint32_t step, uint32_t i) {
+    return hit_of(kv, step, i)->partial != 0;
 }
 
 // set_last stores the entry of the sequence's last committed block.
@@ -43,7 +60,7 @@ typedef struct opening {
     uint32_t num_seqs;
     kv_need needs[KV_MAX_GROUPS]; // of different classes
     uint32_t num_needs;
-    uint64_t take; // blocks, all classes
+    uint64_t take, found; // blocks, all classes
 } opening;
 
 // demand is what a sequence needs of a group: blocks [have, want), and its last block copied.
@@ -61,8 +78,10 @@ static demand demand_of(const opening *o, uint32_t idx, uint32_t g, const kv_ste
         .want = kv_blocks_of(committed + grow, block_tokens),
     };
     uint32_t partial = committed % block_tokens;
-    if (grow > 0 && partial > 0 && kv_pool_refs(o->kv, kv_table(o->kv, idx, g)[d.have - 1]) > 1) {
-        d.copy_tokens = partial;
+    if (grow > 0 && partial > 0) {
+        uint32_t last = kv_table(o->kv, idx, g)[d.have - 1];
+        bool shared = kv_pool_refs(o->kv, last) > 1 || kv_pool_is_indexed(o->kv, last);
+        d.copy_tokens = shared ? partial : 0;
     }
     return d;
 }
@@ -97,9 +116,44 @@ static attnd_err check_len(const opening *o, uint32_t idx, const kv_step_seq *s,
                       (unsigned long long)most);
 }
 
-// claim checks one sequence, claims it for the step and adds what it needs.
-static attnd_err claim(opening *o, const kv_step_seq *s, bool *may_wait, attnd_errinfo *info) {
+// look_up finds what the prefix cache has of sequence i's tokens, and holds it.
+static void look_up(const opening *o, uint32_t i, uint32_t idx) {
+    kv_prefix_hit found;
+    kv_step_seq *s = &o->seqs[i];
+    kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    uint32_t block_tokens = o->spec->groups[0].block_tokens;
+    kv_chain_find(o->kv, idx, s->tokens, s->new_len, &found);
+    *hit = (kv_step_hit){.blocks = found.blocks};
+    s->cached = found.blocks * block_tokens + found.partial_tokens;
+    if (found.blocks > 0) {
+        hit->node = found.node + 1;
+        kv_prefix_hold(o->kv, found.node);
+    }
+    if (found.partial_tokens > 0) {
+        hit->partial = found.partial + 1;
+        kv_prefix_hold(o->kv, found.partial);
+    }
+}
+
+static void drop_partial(kv_cache *kv, kv_step_hit *hit) {
+    if (hit->partial) {
+        kv_prefix_rele(kv, hit->partial - 1);
+    }
+    hit->partial = 0;
+}
+
+static void drop_hit(kv_cache *kv, kv_step_hit *hit) {
+    drop_partial(kv, hit);
+    if (hit->node) {
+        kv_prefix_rele(kv, hit->node - 1);
+    }
+    *hit = (kv_step_hit){0};
+}
+
+// claim checks sequence i, claims it for the step and adds what it needs.
+static attnd_err claim(opening *o, uint32_t i, bool *may_wait, attnd_errinfo *info) {
     kv_cache *kv = o->kv;
+    const kv_step_seq *s = &o->seqs[i];
     uint32_t idx;
     unsigned long long handle = s->seq;
     attnd_err err = kv_seq_find(kv, o->session_idx, s->seq, &idx, info);
@@ -116,16 +170,23 @@ static attnd_err claim(opening *o, const kv_step_seq *s, bool *may_wait, attnd_e
         return attnd_fail(info, ATTND_EBUSY, "seq", "sequence %llx has an open step", handle);
     }
     err = check_len(o, idx, s, may_wait, info);
+    if (err == ATTND_OK && s->tokens) {
+        err = kv_prefix_can(kv, o->spec, info);
+    }
     if (err) {
         return err;
     }
+    look_up(o, i, idx);
     for (uint32_t g = 0; g < o->spec->num_groups; g++) {
         demand d = demand_of(o, idx, g, s);
-        uint64_t take = d.want - d.have + (d.copy_tokens > 0);
+        uint32_t found = hit_of(kv, o->step, i)->blocks;
+        uint64_t take = d.want - d.have - found + (d.copy_tokens > 0);
         kv_need *need = need_of(o, g);
         need->take += take;
+        need->found += found;
         need->held += d.have;
         o->take += take;
+        o->found += found;
     }
     kv->seq_aux[idx].step = o->step + 1;
     return ATTND_OK;
@@ -134,6 +195,7 @@ static attnd_err claim(opening *o, const kv_step_seq *s, bool *may_wait, attnd_e
 static void unclaim(const opening *o, uint32_t num) {
     for (uint32_t i = 0; i < num; i++) {
         o->kv->seq_aux[(uint32_t)o->seqs[i].seq].step = 0;
+        drop_hit(o->kv, hit_of(o->kv, o->step, i));
     }
 }
 
@@ -171,7 +233,7 @@ static void count_held(opening *o) {
 }
 
 static bool could_fit(const opening *o, uint32_t quota) {
-    uint64_t blocks = o->take;
+    uint64_t blocks = o->take + o->found;
     for (uint32_t i = 0; i < o->num_needs; i++) {
         blocks += o->needs[i].held;
     }
@@ -193,16 +255,40 @@ static bool could_ever_fit(opening *o, uint32_t quota) {
     return could_fit(o, quota);
 }
 
+static bool over_quota(const opening *o) {
+    const kv_tenant_aux *has = &o->kv->tenant_aux[o->spec->tenant];
+    uint32_t quota = o->kv->tenants[o->spec->tenant].quota_blocks;
+    return quota > 0 && o->take > 0 && (uint64_t)has->blocks + has->cached + o->take > quota;
+}
+
+// fits says whether the step has its blocks, once cached ones that nobody uses made way.
+static bool fits(const opening *o) {
+    return (!over_quota(o) && kv_pool_fits(o->kv, o->needs, o->num_needs)) ||
+           kv_evict_for(o->kv, o->spec->tenant, o->needs, o->num_needs, o->take);
+}
+
+// fits_whole does without rows to be copied.
+static bool fits_whole(const opening *o) {
+    uint32_t block_tokens = o->spec->groups[0].block_tokens;
+    bool any = false;
+    for (uint32_t i = 0; i < o->num_seqs; i++) {
+        kv_step_hit *hit = hit_of(o->kv, o->step, i);
+        any |= hit->partial != 0;
+        drop_partial(o->kv, hit);
+        o->seqs[i].cached = hit->blocks * block_tokens;
+    }
+    return any && fits(o);
+}
+
 static attnd_err check_space(opening *o, bool *may_wait, attnd_errinfo *info) {
     kv_cache *kv = o->kv;
     uint32_t used = kv->tenant_aux[o->spec->tenant].blocks;
     uint32_t quota = kv->tenants[o->spec->tenant].quota_blocks;
-    bool over_quota = quota > 0 && o->take > 0 && used + o->take > quota;
-    if (!over_quota && kv_pool_fits(kv, o->needs, o->num_needs)) {
+    if (fits(o) || fits_whole(o)) {
         return ATTND_OK;
     }
     *may_wait = could_ever_fit(o, quota);
-    if (over_quota) {
+    if (over_quota(o)) {
         return attnd_fail(info, ATTND_ENOSPC, "tenant",
                           "the step needs %llu blocks more: %u of the tenant's %u are in use%s",
                           (unsigned long long)o->take, used, quota,
@@ -220,6 +306,41 @@ static uint32_t take_near(const opening *o, uint32_t g, uint32_t near) {
     return entry;
 }
 
+static void add_copy(const opening *o, uint32_t i, kv_copy copy) {
+    kv_cache *kv = o->kv;
+    uint32_t n = kv->step_aux[o->step].num_copies++;
+    copy.model = o->model;
+    copies_of(kv, o->step)[n] = copy;
+    kv->copy_seqs[copies_of(kv, o->step) - kv->step_copies + n] = i;
+}
+
+// take_found puts the blocks that were found for sequence i into its table, and returns the last
+// one, `last` when there is none.
+static uint32_t take_found(const opening *o, uint32_t i, uint32_t g, uint32_t have, uint32_t last) {
+    kv_cache *kv = o->kv;
+    const kv_step_hit *hit = hit_of(kv, o->step, i);
+    uint32_t *table = kv_table(kv, (uint32_t)o->seqs[i].seq, g), node = hit->node - 1;
+    for (uint32_t b = have + hit->blocks; b-- > have;) {
+        uint32_t entry = *kv_node_entry(kv, node, g);
+        kv_seq_hold_block(kv, o->spec->tenant, entry);
+        kv_store(&table[b], entry);
+        node = kv_prefix_parent(kv, node);
+    }
+    return hit->blocks > 0 ? table[have + hit->blocks - 1] : last;
+}
+
+// copy_found lists the copy of rows that were found for sequence i into its own block.
+static void copy_found(const opening *o, uint32_t i, uint32_t g, uint32_t dst) {
+    const kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    uint32_t src = *kv_node_entry(o->kv, hit->partial - 1, g);
+    kv_seq_hold_block(o->kv, o->spec->tenant, src);
+    add_copy(o, i,
+             (kv_copy){.group = g,
+                       .src = src,
+                       .dst = dst,
+                       .num_tokens = o->seqs[i].cached % o->spec->groups[g].block_tokens});
+}
+
 // reserve takes the blocks of sequence i of the step: new ones go into its table at once, for a
 // copy of the last one see replace.
 static void reserve(const opening *o, uint32_t i) {
@@ -231,17 +352,30 @@ static void reserve(const opening *o, uint32_t i) {
         demand d = demand_of(o, idx, g, s);
         uint32_t last = d.have > 0 ? table[d.have - 1] : KV_NONE;
         if (d.copy_tokens > 0) {
-            uint32_t n = kv->step_aux[o->step].num_copies++;
-            kv_copy copy = {
-                .model = o->model, .group = g, .src = last, .num_tokens = d.copy_tokens};
+            kv_copy copy = {.group = g, .src = last, .num_tokens = d.copy_tokens};
             copy.dst = last = take_near(o, g, last);
-            copies_of(kv, o->step)[n] = copy;
-            kv->copy_seqs[copies_of(kv, o->step) - kv->step_copies + n] = i;
+            add_copy(o, i, copy);
         }
-        for (uint32_t b = d.have; b < d.want; b++) {
+        uint32_t own = d.have + hit_of(kv, o->step, i)->blocks; // first one that is not found
+        last = take_found(o, i, g, d.have, last);
+        for (uint32_t b = own; b < d.want; b++) {
             last = take_near(o, g, last);
             kv_store(&table[b], last);
         }
+        if (is_found(kv, o->step, i)) {
+            copy_found(o, i, g, table[own]);
+        }
+    }
+}
+
+// tell_policy says what was hit.
+static void tell_policy(const opening *o, uint32_t i) {
+    const kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    if (hit->node) {
+        kv_prefix_hit_path(o->kv, hit->node - 1, hit->blocks);
+    }
+    if (hit->partial) {
+        kv_prefix_hit_path(o->kv, hit->partial - 1, 1);
     }
 }
 
@@ -258,7 +392,9 @@ static uint64_t publish(const opening *o, kv_request rq) {
     for (uint32_t n = 0; n < kv->step_aux[o->step].num_copies; n++) {
         const kv_copy *copy = &copies_of(kv, o->step)[n];
         uint32_t i, idx = copied_of(kv, o->step, n, &i);
-        kv_redo_put(kv, &kv->seqs[idx].old_last[copy->group], copy->src);
+        if (!is_found(kv, o->step, i)) {
+            kv_redo_put(kv, &kv->seqs[idx].old_last[copy->group], copy->src);
+        }
     }
     uint32_t *values = kv_reply_put(kv, rq, KV_OP_STEP, handle, 2 * o->num_seqs);
     for (uint32_t i = 0; values && i < o->num_seqs; i++) {
@@ -274,7 +410,9 @@ static void replace(const opening *o) {
     for (uint32_t n = 0; n < o->kv->step_aux[o->step].num_copies; n++) {
         const kv_copy *copy = &copies_of(o->kv, o->step)[n];
         uint32_t i, idx = copied_of(o->kv, o->step, n, &i);
-        set_last(o->kv, idx, copy->group, copy->dst);
+        if (!is_found(o->kv, o->step, i)) {
+            set_last(o->kv, idx, copy->group, copy->dst);
+        }
     }
 }
 
@@ -316,7 +454,7 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
     }
     uint32_t claimed = 0;
     while (err == ATTND_OK && claimed < num_seqs) {
-        err = claim(&o, &seqs[claimed], may_wait, info);
+        err = claim(&o, claimed, may_wait, info);
         claimed += err == ATTND_OK;
     }
     if (err == ATTND_OK) {
@@ -332,9 +470,10 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
     kv_step_seq *own = kv->step_seqs + (uint64_t)o.step * kv->opts.max_step_seqs;
     for (uint32_t i = 0; i < num_seqs; i++) {
         seqs[i].committed = kv->seqs[(uint32_t)seqs[i].seq].committed;
-        seqs[i].cached = 0; // of a sequence's tokens none is looked up
         own[i] = seqs[i];
+        own[i].tokens = NULL;
         reserve(&o, i);
+        tell_policy(&o, i);
     }
     kv->tenant_aux[o.spec->tenant].blocks += (uint32_t)o.take;
     kv->session_aux[o.session_idx].steps++;
@@ -388,7 +527,8 @@ typedef struct ending {
     uint32_t step;
     const kv_step_seq *seqs;
     uint32_t num_seqs;
-    const uint32_t *accepted; // [num_seqs], NULL = nothing is
+    const uint32_t *accepted;      // [num_seqs], NULL = nothing is
+    const uint32_t *const *tokens; // [num_seqs], their ids; NULL = not known
 } ending;
 
 static attnd_err check_end(kv_cache *kv, kv_request rq, uint64_t step, ending *e,
@@ -412,12 +552,16 @@ static uint32_t accepted_of(const ending *e, uint32_t i) {
     return e->accepted ? e->accepted[i] : 0;
 }
 
+static const uint32_t *tokens_of(const ending *e, uint32_t i) {
+    return e->tokens ? e->tokens[i] : NULL;
+}
+
 // put_back puts the committed entry back where a copy is not gone on with.
 static void put_back(const ending *e) {
     for (uint32_t n = 0; n < e->kv->step_aux[e->step].num_copies; n++) {
         const kv_copy *copy = &copies_of(e->kv, e->step)[n];
         uint32_t i, idx = copied_of(e->kv, e->step, n, &i);
-        if (accepted_of(e, i) == 0) {
+        if (accepted_of(e, i) == 0 && !is_found(e->kv, e->step, i)) {
             set_last(e->kv, idx, copy->group, copy->src);
         }
     }
@@ -441,7 +585,7 @@ static void put_sums(const ending *e, uint32_t i, uint32_t *n) {
         }
         if (of == i && copy->group == g) {
             ++*n;
-            if (accepted_of(e, i) > 0) {
+            if (accepted_of(e, i) > 0 && !is_found(kv, e->step, i)) {
                 sum += kv_sum_entry(have - 1, copy->dst) - kv_sum_entry(have - 1, copy->src);
             }
         }
@@ -459,11 +603,15 @@ static void publish_end(const ending *e, kv_request rq, kv_op op, uint64_t step)
     kv_redo_put(kv, &kv->steps[e->step].state, KV_FREE);
     for (uint32_t n = 0; n < kv->step_aux[e->step].num_copies; n++) {
         uint32_t i, idx = copied_of(kv, e->step, n, &i);
-        kv_redo_put(kv, &kv->seqs[idx].old_last[copies_of(kv, e->step)[n].group], KV_NONE);
+        if (!is_found(kv, e->step, i)) {
+            kv_redo_put(kv, &kv->seqs[idx].old_last[copies_of(kv, e->step)[n].group], KV_NONE);
+        }
     }
     uint32_t *values = kv_reply_put(kv, rq, op, step, op == KV_OP_COMMIT ? e->num_seqs : 0);
     for (uint32_t i = 0, copies = 0; i < e->num_seqs; i++) {
         put_sums(e, i, &copies);
+        kv_chain_put(kv, (uint32_t)e->seqs[i].seq, accepted_of(e, i), tokens_of(e, i),
+                     hit_of(kv, e->step, i));
         uint32_t len = e->seqs[i].committed + accepted_of(e, i);
         kv_redo_put(kv, &kv->seqs[(uint32_t)e->seqs[i].seq].committed, len);
         if (values && op == KV_OP_COMMIT) {
@@ -480,7 +628,8 @@ static void finish(const ending *e) {
         const kv_copy *copy = &copies_of(kv, e->step)[n];
         uint32_t i;
         copied_of(kv, e->step, n, &i);
-        kv_seq_give_block(kv, e->spec->tenant, accepted_of(e, i) > 0 ? copy->src : copy->dst);
+        bool goes_on = accepted_of(e, i) > 0 || is_found(kv, e->step, i);
+        kv_seq_give_block(kv, e->spec->tenant, goes_on ? copy->src : copy->dst);
     }
     for (uint32_t i = 0; i < e->num_seqs; i++) {
         const kv_step_seq *s = &e->seqs[i];
@@ -491,6 +640,9 @@ static void finish(const ending *e) {
                                kv_blocks_of(s->committed + accepted_of(e, i), block_tokens),
                                kv_blocks_of(s->committed + s->new_len + s->reserve, block_tokens));
         }
+        kv_step_hit *hit = hit_of(kv, e->step, i);
+        kv_chain_committed(kv, idx, s->committed, tokens_of(e, i), hit);
+        drop_hit(kv, hit);
         kv->seq_aux[idx].step = 0;
     }
     kv->session_aux[(uint32_t)kv->step_aux[e->step].session].steps--;
@@ -521,12 +673,19 @@ static attnd_err check_accepted(const ending *e, uint32_t num_accepted, attnd_er
 
 attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
                          uint32_t num_accepted, attnd_errinfo *info) {
+    return kv_step_commit_ids(kv, rq, step, accepted, NULL, num_accepted, info);
+}
+
+attnd_err kv_step_commit_ids(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
+                             const uint32_t *const *tokens, uint32_t num_accepted,
+                             attnd_errinfo *info) {
     ending e;
     attnd_err err = check_end(kv, rq, step, &e, info);
     if (err) {
         return err;
     }
     e.accepted = accepted;
+    e.tokens = tokens;
     err = check_accepted(&e, num_accepted, info);
     if (err == ATTND_OK) {
         end_step(&e, rq, KV_OP_COMMIT, step);

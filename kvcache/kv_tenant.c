@@ -30,6 +30,17 @@ attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, u
     return ATTND_OK;
 }
 
+// Committed by the record that holds the floor.
+attnd_err kv_tenant_floor(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks) {
+    if (tenant >= kv->lists->tenants.used || !kv->tenants[tenant].name[0]) {
+        return ATTND_EINVAL;
+    }
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &kv->tenants[tenant].floor_blocks, floor_blocks);
+    kv_redo_commit(kv);
+    return ATTND_OK;
+}
+
 attnd_err kv_tenant_get(const kv_cache *kv, uint32_t tenant, char name[KV_NAME_BYTES],
                         uint32_t *blocks, uint32_t *quota_blocks) {
     if (tenant >= kv->lists->tenants.used) {

@@ -69,14 +69,18 @@ static inline void fix_open(kv_fixture *f, const kv_opts *opts, uint64_t arena_b
     ATTND_CK_OK(kv_create(&f->kv, &f->arena, opts, &f->info));
 }
 
-static inline void fix_init(kv_fixture *f) {
-    kv_opts opts = fix_opts();
-    fix_open(f, &opts, (uint64_t)FIX_BLOCKS * KV_BLOCK_UNIT);
+static inline void fix_init_opts(kv_fixture *f, const kv_opts *opts) {
+    fix_open(f, opts, (uint64_t)FIX_BLOCKS * KV_BLOCK_UNIT);
     ATTND_CK_OK(kv_tenant_set(f->kv, "t", 0, &f->tenant));
     kv_model_spec spec = fix_spec("m", f->tenant);
     ATTND_CK_OK(kv_model_open(f->kv, &spec, &f->model, &f->info));
     ATTND_CK_OK(
         kv_session_open(f->kv, f->tenant, (const uint8_t[KV_SECRET_BYTES]){1}, &f->session));
+}
+
+static inline void fix_init(kv_fixture *f) {
+    kv_opts opts = fix_opts();
+    fix_init_opts(f, &opts);
 }
 
 // fix_fini checks that the books balance, then frees all.

@@ -1,0 +1,350 @@
+// Eviction: heaps of candidates, and which of them go.
+//
+// The heaps are pairing heaps, linked through the nodes: a node in front of which others must go is
+// in none, so `down`, its first child in the tree, is free for the heap.  prev_heap of the first
+// child of a heap node is that node.
+//
+// What can be had is counted before anything goes: free blocks of a class and those of quiet nodes,
+// whole unassigned slabs, and slabs of other classes in which every block is free or a quiet
+// node's.  Victims go one by one, in the order of ranks; only when the classes that lack blocks
+// have no candidate, a whole slab is emptied, that of the node that would go first if it can be,
+// which takes a walk over the nodes: models of different geometry trade slabs rarely.
+#include "kvcache/kv_evict.h"
+
+#include <stddef.h>
+
+#include "kvcache/kv_prefix.h"
+
+// ---- the heap
+
+static bool before(const kv_cache *kv, uint32_t a, uint32_t b) {
+    uint32_t pa = kv->nodes[a].owner >> KV_OWNER_BITS, pb = kv->nodes[b].owner >> KV_OWNER_BITS;
+    return pa != pb ? pa < pb : kv->node_aux[a].rank.rank < kv->node_aux[b].rank.rank;
+}
+
+// meld joins two heaps (root + 1, 0 = empty) and returns the root.
+static uint32_t meld(kv_cache *kv, uint32_t a, uint32_t b) {
+    if (!a || !b) {
+        return a ? a : b;
+    }
+    if (before(kv, b - 1, a - 1)) {
+        uint32_t swap = a;
+        a = b;
+        b = swap;
+    }
+    kv_node_aux *top = &kv->node_aux[a - 1], *under = &kv->node_aux[b - 1];
+    under->prev_heap = a;
+    under->next_heap = top->down;
+    if (top->down) {
+        kv->node_aux[top->down - 1].prev_heap = b;
+    }
+    top->down = b;
+    return a;
+}
+
+// meld_list joins the heaps of a list of siblings: pairs from the front, then all from the back.
+static uint32_t meld_list(kv_cache *kv, uint32_t first) {
+    uint32_t pairs = 0, root = 0;
+    while (first) {
+        uint32_t a = first, b = kv->node_aux[a - 1].next_heap;
+        first = b ? kv->node_aux[b - 1].next_heap : 0;
+        kv->node_aux[a - 1].next_heap = kv->node_aux[a - 1].prev_heap = 0;
+        if (b) {
+            kv->node_aux[b - 1].next_heap = kv->node_aux[b - 1].prev_heap = 0;
+        }
+        uint32_t pair = meld(kv, a, b);
+        kv->node_aux[pair - 1].next_heap = pairs;
+        pairs = pair;
+    }
+    while (pairs) {
+        uint32_t next = kv->node_aux[pairs - 1].next_heap;
+        kv->node_aux[pairs - 1].next_heap = 0;
+        root = meld(kv, root, pairs);
+        pairs = next;
+    }
+    return root;
+}
+
+void kv_evict_add(kv_cache *kv, uint32_t node) {
+    kv_node_aux *aux = &kv->node_aux[node];
+    uint32_t *root = &kv->model_aux[kv_node_model(kv, node)].candidates;
+    ATTND_ASSERT(aux->uses == 0 && aux->down == 0);
+    aux->uses = KV_CANDIDATE;
+    aux->prev_heap = aux->next_heap = 0;
+    *root = meld(kv, *root, node + 1);
+}
+
+void kv_evict_drop(kv_cache *kv, uint32_t node) {
+    kv_node_aux *aux = &kv->node_aux[node];
+    uint32_t *root = &kv->model_aux[kv_node_model(kv, node)].candidates;
+    ATTND_ASSERT(aux->uses == KV_CANDIDATE);
+    uint32_t under = meld_list(kv, aux->down);
+    if (*root == node + 1) {
+        *root = under;
+    } else {
+        kv_node_aux *prev = &kv->node_aux[aux->prev_heap - 1];
+        *(prev->down == node + 1 ? &prev->down : &prev->next_heap) = aux->next_heap;
+        if (aux->next_heap) {
+            kv->node_aux[aux->next_heap - 1].prev_heap = aux->prev_heap;
+        }
+        *root = meld(kv, *root, under);
+    }
+    aux->uses = 0;
+    aux->down = aux->prev_heap = aux->next_heap = 0;
+}
+
+// ---- who may lose what
+
+typedef struct evicting {
+    kv_cache *kv;
+    uint32_t tenant; // for whom
+    const kv_need *needs;
+    uint32_t num;
+} evicting;
+
+// spare returns how many blocks of a tenant may go.
+static uint64_t spare(const evicting *e, uint32_t tenant) {
+    const kv_tenant_aux *has = &e->kv->tenant_aux[tenant];
+    uint64_t all = (uint64_t)has->blocks + has->cached;
+    uint32_t floor = tenant == e->tenant ? 0 : e->kv->tenants[tenant].floor_blocks;
+    return all > floor ? all - floor : 0;
+}
+
+// may_lose says whether a node of the model may go.
+static bool may_lose(const evicting *e, uint32_t model) {
+    const kv_model_spec *spec = &e->kv->models[model].spec;
+    return spec->tenant == e->tenant || spare(e, spec->tenant) >= spec->num_groups;
+}
+
+static bool is_live(const kv_cache *kv, uint32_t model) {
+    return kv->models[model].state == KV_LIVE;
+}
+
+// evictable_of returns how many blocks of a class (KV_NONE: of any) quiet nodes of a model have.
+static uint64_t evictable_of(const kv_cache *kv, uint32_t model, uint32_t class_idx) {
+    const kv_model_aux *aux = &kv->model_aux[model];
+    uint64_t num = 0;
+    for (uint32_t g = 0; g < kv->models[model].spec.num_groups; g++) {
+        num += class_idx == KV_NONE || aux->classes[g] == class_idx ? aux->evictable[g] : 0;
+    }
+    return num;
+}
+
+// evictable returns how many blocks of a class could come free, at most.
+static uint64_t evictable(const evicting *e, uint32_t class_idx) {
+    uint64_t num = 0;
+    for (uint32_t m = 0; m < e->kv->lists->models.used; m++) {
+        if (is_live(e->kv, m) && e->kv->model_aux[m].nodes) {
+            uint64_t has = evictable_of(e->kv, m, class_idx);
+            uint64_t may = spare(e, e->kv->models[m].spec.tenant);
+            num += has < may ? has : may;
+        }
+    }
+    return num;
+}
+
+// victim returns the candidate that goes first, own: of the tenant's models; lacked [num needs], or
+// NULL: of models that have blocks of a class that is.  KV_NONE when there is none.
+static uint32_t victim(const evicting *e, bool own, const bool *lacked) {
+    const kv_cache *kv = e->kv;
+    uint32_t best = KV_NONE;
+    for (uint32_t m = 0; m < kv->lists->models.used; m++) {
+        uint32_t tenant = kv->models[m].spec.tenant, top = kv->model_aux[m].candidates;
+        bool may = is_live(kv, m) && top && (own ? tenant == e->tenant : may_lose(e, m));
+        bool helps = !lacked;
+        for (uint32_t i = 0; may && lacked && i < e->num; i++) {
+            helps |= lacked[i] && evictable_of(kv, m, e->needs[i].class_idx) > 0;
+        }
+        if (may && helps && (best == KV_NONE || before(kv, top - 1, best))) {
+            best = top - 1;
+        }
+    }
+    return best;
+}
+
+// ---- slabs
+
+static const kv_need *need_of(const evicting *e, uint32_t class_idx) {
+    for (uint32_t i = 0; i < e->num; i++) {
+        if (e->needs[i].class_idx == class_idx) {
+            return &e->needs[i];
+        }
+    }
+    return NULL;
+}
+
+// can_empty says whether a slab can come free without taking what is needed itself; left: blocks of
+// its class that are free or could be.
+static bool can_empty(const evicting *e, uint32_t slab, uint64_t left) {
+    const kv_slab_aux *aux = &e->kv->slab_aux[slab];
+    if (!aux->units || aux->evictable == 0 || aux->free + aux->evictable < aux->slab_blocks) {
+        return false;
+    }
+    const kv_need *need = need_of(e, aux->class_idx);
+    return !need || left >= need->take + aux->slab_blocks;
+}
+
+static uint64_t left_of(const evicting *e, uint32_t class_idx) {
+    return e->kv->classes[class_idx].free + evictable(e, class_idx);
+}
+
+// emptiable returns how many slabs could come free, at most; stops at enough.
+static uint64_t emptiable(const evicting *e, uint64_t enough) {
+    const kv_cache *kv = e->kv;
+    uint64_t num = 0, taken[KV_MAX_GROUPS] = {0};
+    for (uint32_t s = 0; s < kv->num_slabs && num < enough; s++) {
+        uint32_t class_idx = kv->slab_aux[s].class_idx;
+        const kv_need *need = kv->slab_aux[s].units ? need_of(e, class_idx) : NULL;
+        uint64_t *gone = need ? &taken[need - e->needs] : NULL;
+        uint64_t left = need ? left_of(e, class_idx) : 0;
+        if (need && left < *gone) {
+            continue;
+        }
+        if (can_empty(e, s, left - (need ? *gone : 0))) {
+            num++;
+            if (need) {
+                *gone += kv->slab_aux[s].slab_blocks;
+            }
+        }
+    }
+    return num;
+}
+
+static void remove_subtree(kv_cache *kv, uint32_t top) {
+    uint32_t node = top;
+    for (;;) {
+        while (!(kv->node_aux[node].uses & KV_CANDIDATE) && kv->node_aux[node].down) {
+            node = kv->node_aux[node].down - 1;
+        }
+        uint32_t parent = kv_prefix_parent(kv, node);
+        kv_prefix_remove(kv, node);
+        if (node == top) {
+            return;
+        }
+        node = parent;
+    }
+}
+
+// lies_in says whether a live node has a block in the slab.
+static bool lies_in(const kv_cache *kv, uint32_t node, uint32_t slab) {
+    const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t entry = *kv_node_entry(kv, node, g);
+        if (entry != KV_NONE && kv_pool_slab(kv, entry) == slab) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// empty_slab evicts what has a block in the slab; false when a tenant may not lose so much.
+static bool empty_slab(const evicting *e, uint32_t slab) {
+    kv_cache *kv = e->kv;
+    for (uint32_t i = 0; i < kv->lists->nodes.used; i++) {
+        if (kv->nodes[i].owner && lies_in(kv, i, slab)) {
+            if (!may_lose(e, kv_node_model(kv, i))) {
+                return false;
+            }
+            remove_subtree(kv, i);
+        }
+    }
+    return true;
+}
+
+// slab_of_victim returns the slab of the node that would go first, KV_NONE when it cannot be
+// emptied.
+static uint32_t slab_of_victim(const evicting *e) {
+    const kv_cache *kv = e->kv;
+    uint32_t node = victim(e, false, NULL);
+    uint32_t entry = node == KV_NONE ? KV_NONE : kv->nodes[node].entry;
+    uint32_t slab = entry == KV_NONE ? KV_NONE : kv_pool_slab(kv, entry);
+    bool can = slab != KV_NONE && can_empty(e, slab, left_of(e, kv->slab_aux[slab].class_idx));
+    return can ? slab : KV_NONE;
+}
+
+// empty_one empties the slab of the node that would go first, else the one that costs least; false
+// when there is none.
+static bool empty_one(const evicting *e) {
+    const kv_cache *kv = e->kv;
+    uint32_t best = slab_of_victim(e);
+    if (best != KV_NONE) {
+        return empty_slab(e, best);
+    }
+    for (uint32_t s = 0; s < kv->num_slabs; s++) {
+        const kv_slab_aux *aux = &kv->slab_aux[s];
+        if ((best == KV_NONE || aux->evictable < kv->slab_aux[best].evictable) && aux->units &&
+            can_empty(e, s, left_of(e, aux->class_idx))) {
+            best = s;
+        }
+    }
+    return best != KV_NONE && empty_slab(e, best);
+}
+
+// ---- making room
+
+static uint64_t over_quota(const evicting *e, uint64_t take) {
+    const kv_tenant_aux *has = &e->kv->tenant_aux[e->tenant];
+    uint64_t quota = e->kv->tenants[e->tenant].quota_blocks;
+    uint64_t all = has->blocks + (uint64_t)has->cached + take;
+    return quota > 0 && take > 0 && all > quota ? all - quota : 0;
+}
+
+// could_fit says whether the needs could fit if all went that can.
+static bool could_fit(const evicting *e) {
+    const kv_cache *kv = e->kv;
+    uint64_t slabs = 0, unassigned = kv->lists->slabs.cap - kv->lists->slabs.live;
+    for (uint32_t i = 0; i < e->num; i++) {
+        const kv_class *class = &kv->classes[e->needs[i].class_idx];
+        uint64_t left = left_of(e, e->needs[i].class_idx);
+        if (e->needs[i].take > left) {
+            uint64_t more = e->needs[i].take - left;
+            slabs += more / class->slab_blocks + (more % class->slab_blocks != 0);
+        }
+    }
+    return slabs <= unassigned || slabs - unassigned <= emptiable(e, slabs - unassigned);
+}
+
+// make_fit evicts until the needs fit.
+static bool make_fit(const evicting *e) {
+    kv_cache *kv = e->kv;
+    while (!kv_pool_fits(kv, e->needs, e->num)) {
+        bool lacked[KV_MAX_GROUPS];
+        for (uint32_t i = 0; i < e->num; i++) {
+            lacked[i] = e->needs[i].take > kv->classes[e->needs[i].class_idx].free;
+        }
+        uint32_t node = victim(e, false, lacked);
+        if (node != KV_NONE) {
+            kv_prefix_remove(kv, node);
+        } else if (!empty_one(e)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool kv_evict_for(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t num,
+                  uint64_t take) {
+    const evicting e = {.kv = kv, .tenant = tenant, .needs = needs, .num = num};
+    uint64_t own = 0;
+    for (uint32_t m = 0; over_quota(&e, take) && m < kv->lists->models.used; m++) {
+        bool is_own = is_live(kv, m) && kv->models[m].spec.tenant == tenant;
+        own += is_own ? evictable_of(kv, m, KV_NONE) : 0;
+    }
+    if (over_quota(&e, take) > own || (!kv_pool_fits(kv, needs, num) && !could_fit(&e))) {
+        return false;
+    }
+    while (over_quota(&e, take)) {
+        uint32_t node = victim(&e, true, NULL);
+        if (node == KV_NONE) {
+            return false;
+        }
+        kv_prefix_remove(kv, node);
+    }
+    return make_fit(&e);
+}
+
+void kv_evict_model(kv_cache *kv, uint32_t model) {
+    while (kv->model_aux[model].candidates) {
+        kv_prefix_remove(kv, kv->model_aux[model].candidates - 1);
+    }
+}

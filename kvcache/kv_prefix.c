@@ -1,0 +1,425 @@
+// The prefix tree: see kv_prefix.h for what it is.
+//
+// Lookup.  The key of a block is the low half of XXH3 over its tokens with the key before it as
+// seed, so the keys of many blocks are known before the first node is; buckets, then nodes and
+// their tokens are fetched ahead, and the walk, in which each step needs the node of the one
+// before, finds them in the cache.
+//
+// A partial hit is looked for among the youngest children of the last node that was found, of which
+// KV_PREFIX_LOOKS are looked at.
+#include "kvcache/kv_prefix.h"
+
+#include <string.h>
+
+#include "kvcache/kv_evict.h"
+#include "kvcache/kv_model.h"
+#include "kvcache/kv_pool.h"
+#include "kvcache/kv_redo.h"
+#include "kvcache/kv_sum.h"
+
+enum {
+    AHEAD = 16, // blocks whose memory is fetched before they are compared
+    KV_PREFIX_LOOKS = 32,
+    LINE_BYTES = 64,
+};
+
+// ---- keys
+
+static uint32_t block_tokens_of(const kv_cache *kv, uint32_t model) {
+    return kv->models[model].spec.groups[0].block_tokens;
+}
+
+static uint32_t next_key(uint32_t key, const uint32_t *tokens, uint32_t num) {
+    return (uint32_t)kv_sum_bytes(tokens, (size_t)num * sizeof(*tokens), key);
+}
+
+static uint32_t key_of(const kv_cache *kv, uint32_t model, uint32_t node) {
+    return node == KV_NONE ? kv->model_aux[model].root_key : kv->nodes[node].key;
+}
+
+uint32_t kv_prefix_key(const kv_cache *kv, uint32_t model, uint32_t parent,
+                       const uint32_t *tokens) {
+    return next_key(key_of(kv, model, parent), tokens, block_tokens_of(kv, model));
+}
+
+static uint32_t *bucket_of(const kv_cache *kv, uint32_t key) {
+    return &kv->keys[key & kv->key_mask & (kv->key_buckets - 1)];
+}
+
+void kv_prefix_set_key_mask(kv_cache *kv, uint32_t mask) {
+    kv->key_mask = mask;
+}
+
+// salted is what the key of a tree's root is made of: each field after its tag and its length, so
+// that no two choices of fields make the same bytes.
+typedef struct salted {
+    uint8_t bytes[2 * (5 + KV_NAME_BYTES) + 5 + KV_DIGEST_BYTES];
+    uint32_t used;
+} salted;
+
+static void add_salt(salted *s, uint8_t tag, const void *field, uint32_t bytes) {
+    s->bytes[s->used] = tag;
+    memcpy(s->bytes + s->used + 1, &bytes, sizeof(bytes));
+    memcpy(s->bytes + s->used + 5, field, bytes);
+    s->used += 5 + bytes;
+}
+
+void kv_prefix_start(kv_cache *kv, uint32_t model) {
+    const kv_model_spec *spec = &kv->models[model].spec;
+    const char *tenant = kv->tenants[spec->tenant].name;
+    salted s = {.used = 0};
+    add_salt(&s, 't', tenant, (uint32_t)strnlen(tenant, KV_NAME_BYTES));
+    add_salt(&s, 'm', spec->name, (uint32_t)strnlen(spec->name, KV_NAME_BYTES));
+    add_salt(&s, 'd', spec->digest, KV_DIGEST_BYTES);
+    kv_model_aux *aux = &kv->model_aux[model];
+    aux->root_key = (uint32_t)kv_sum_bytes(s.bytes, s.used, kv_salt(kv));
+    aux->nodes = aux->first_child = aux->candidates = 0;
+    memset(aux->evictable, 0, sizeof(aux->evictable));
+}
+
+attnd_err kv_prefix_can(const kv_cache *kv, const kv_model_spec *spec, attnd_errinfo *info) {
+    if (kv->opts.prefix_blocks == 0) {
+        return attnd_fail(info, ATTND_ENOTSUP, "tokens", "there is no prefix cache");
+    }
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t block_tokens = spec->groups[g].block_tokens;
+        if (block_tokens > kv->opts.prefix_block_tokens) {
+            return attnd_fail(info, ATTND_ENOTSUP, "tokens",
+                              "blocks of %u tokens: those of at most %u are cached", block_tokens,
+                              kv->opts.prefix_block_tokens);
+        }
+        if (block_tokens != spec->groups[0].block_tokens) {
+            return attnd_fail(info, ATTND_ENOTSUP, "tokens",
+                              "the layer groups' blocks have different numbers of tokens");
+        }
+    }
+    return ATTND_OK;
+}
+
+// ---- looking
+
+static uint32_t link_of(uint32_t node) {
+    return node == KV_NONE ? 0 : node + 1;
+}
+
+static bool is_child(const kv_cache *kv, uint32_t node, uint32_t model, uint32_t parent) {
+    const kv_led_node *n = &kv->nodes[node];
+    return n->parent == link_of(parent) && kv_node_model(kv, node) == model &&
+           (parent == KV_NONE || n->parent_generation == kv->nodes[parent].generation);
+}
+
+static uint32_t find_child(const kv_cache *kv, uint32_t model, uint32_t parent, uint32_t key,
+                           const uint32_t *tokens, uint32_t num) {
+    for (uint32_t link = *bucket_of(kv, key); link; link = kv->node_next[link - 1]) {
+        uint32_t node = link - 1;
+        if (((kv->nodes[node].key ^ key) & kv->key_mask) == 0 &&
+            is_child(kv, node, model, parent) &&
+            memcmp(kv_node_ids(kv, node), tokens, (size_t)num * sizeof(*tokens)) == 0) {
+            return node;
+        }
+    }
+    return KV_NONE;
+}
+
+// fetch_ahead makes the keys of blocks [num, at most AHEAD] and asks for what the walk will read.
+static void fetch_ahead(const kv_cache *kv, uint32_t key, const uint32_t *tokens, uint32_t num,
+                        uint32_t block_tokens, uint32_t keys[AHEAD]) {
+    for (uint32_t i = 0; i < num; i++) {
+        key = keys[i] = next_key(key, tokens + (size_t)i * block_tokens, block_tokens);
+        __builtin_prefetch(bucket_of(kv, key));
+    }
+    for (uint32_t i = 0; i < num; i++) {
+        uint32_t link = *bucket_of(kv, keys[i]);
+        if (link) {
+            const char *ids = (const char *)kv_node_ids(kv, link - 1);
+            __builtin_prefetch(&kv->nodes[link - 1]);
+            __builtin_prefetch(&kv->node_next[link - 1]);
+            for (size_t at = 0; at < (size_t)block_tokens * sizeof(uint32_t); at += LINE_BYTES) {
+                __builtin_prefetch(ids + at);
+            }
+        }
+    }
+}
+
+static uint32_t first_child(const kv_cache *kv, uint32_t model, uint32_t node) {
+    if (node == KV_NONE) {
+        return kv->model_aux[model].first_child;
+    }
+    const kv_node_aux *aux = &kv->node_aux[node];
+    return aux->uses & KV_CANDIDATE ? 0 : aux->down;
+}
+
+static void find_partial(const kv_cache *kv, uint32_t model, const uint32_t *tokens, uint32_t num,
+                         kv_prefix_hit *out) {
+    uint32_t link = first_child(kv, model, out->node);
+    for (uint32_t looks = 0; link && looks < KV_PREFIX_LOOKS; looks++) {
+        const uint32_t *ids = kv_node_ids(kv, link - 1);
+        uint32_t same = 0;
+        while (same < num && ids[same] == tokens[same]) {
+            same++;
+        }
+        if (same > out->partial_tokens) {
+            out->partial = link - 1;
+            out->partial_tokens = same;
+        }
+        link = kv->node_aux[link - 1].next_sibling;
+    }
+}
+
+void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, const uint32_t *tokens,
+                    uint32_t num, kv_prefix_hit *out) {
+    uint32_t block_tokens = block_tokens_of(kv, model), full = num / block_tokens;
+    uint32_t keys[AHEAD], key = key_of(kv, model, from);
+    *out = (kv_prefix_hit){.node = from, .partial = KV_NONE};
+    while (out->blocks < full) {
+        const uint32_t *at = tokens + (size_t)out->blocks * block_tokens;
+        uint32_t left = full - out->blocks, i = 0, batch = left < AHEAD ? left : AHEAD;
+        fetch_ahead(kv, key, at, batch, block_tokens, keys);
+        for (; i < batch; i++, at += block_tokens) {
+            uint32_t child = find_child(kv, model, out->node, keys[i], at, block_tokens);
+            if (child == KV_NONE) {
+                break;
+            }
+            out->node = child;
+            out->blocks++;
+        }
+        if (i < batch) {
+            break;
+        }
+        key = keys[batch - 1];
+    }
+    uint32_t left = num - out->blocks * block_tokens;
+    find_partial(kv, model, tokens + (size_t)out->blocks * block_tokens,
+                 left < block_tokens ? left : block_tokens, out);
+}
+
+uint32_t kv_prefix_parent(const kv_cache *kv, uint32_t node) {
+    return kv->nodes[node].parent ? kv->nodes[node].parent - 1 : KV_NONE;
+}
+
+// ---- users
+
+// count_quiet counts the blocks of a node in or out of those that could come free.
+static void count_quiet(kv_cache *kv, uint32_t node, uint32_t by) {
+    uint32_t model = kv_node_model(kv, node);
+    for (uint32_t g = 0; g < kv->models[model].spec.num_groups; g++) {
+        uint32_t entry = *kv_node_entry(kv, node, g);
+        if (entry != KV_NONE) {
+            kv->model_aux[model].evictable[g] += by;
+            kv->slab_aux[kv_pool_slab(kv, entry)].evictable += by;
+        }
+    }
+}
+
+// grow_old halves ranks and clock when the clock is half through.
+static void grow_old(kv_cache *kv) {
+    kv_policy_state *st = &kv->lists->policy;
+    if (st->clock < UINT32_C(1) << 31) {
+        return;
+    }
+    for (uint32_t i = 0; i < kv->lists->nodes.used; i++) {
+        kv->node_aux[i].rank.rank /= 2;
+    }
+    st->clock /= 2;
+    if (kv->policy->age) {
+        kv->policy->age(st);
+    }
+}
+
+void kv_prefix_hold(kv_cache *kv, uint32_t node) {
+    for (; node != KV_NONE; node = kv_prefix_parent(kv, node)) {
+        kv_node_aux *aux = &kv->node_aux[node];
+        if (aux->uses & KV_CANDIDATE) {
+            kv_evict_drop(kv, node);
+        }
+        if (aux->uses++ > 0) {
+            return;
+        }
+        count_quiet(kv, node, UINT32_MAX); // one less
+    }
+}
+
+void kv_prefix_rele(kv_cache *kv, uint32_t node) {
+    grow_old(kv);
+    for (; node != KV_NONE; node = kv_prefix_parent(kv, node)) {
+        kv_node_aux *aux = &kv->node_aux[node];
+        ATTND_ASSERT(aux->uses > 0 && !(aux->uses & KV_CANDIDATE));
+        if (--aux->uses > 0) {
+            return;
+        }
+        count_quiet(kv, node, 1);
+        if (kv->policy->release) {
+            kv->policy->release(&kv->lists->policy, &aux->rank);
+        }
+        if (!aux->down) {
+            kv_evict_add(kv, node);
+        }
+    }
+}
+
+void kv_prefix_hit_path(kv_cache *kv, uint32_t node, uint32_t num) {
+    grow_old(kv);
+    for (; kv->policy->hit && num > 0; num--, node = kv_prefix_parent(kv, node)) {
+        kv->policy->hit(&kv->lists->policy, &kv->node_aux[node].rank);
+    }
+}
+
+// ---- the tree
+
+static uint32_t *children_of(kv_cache *kv, uint32_t model, uint32_t parent) {
+    if (parent == KV_NONE) {
+        return &kv->model_aux[model].first_child;
+    }
+    ATTND_ASSERT(!(kv->node_aux[parent].uses & KV_CANDIDATE));
+    return &kv->node_aux[parent].down;
+}
+
+static void link_node(kv_cache *kv, uint32_t node) {
+    uint32_t model = kv_node_model(kv, node);
+    uint32_t *first = children_of(kv, model, kv_prefix_parent(kv, node));
+    uint32_t *bucket = bucket_of(kv, kv->nodes[node].key);
+    kv->node_aux[node] = (kv_node_aux){.next_sibling = *first};
+    if (*first) {
+        kv->node_aux[*first - 1].prev_sibling = node + 1;
+    }
+    *first = node + 1;
+    kv->node_next[node] = *bucket;
+    *bucket = node + 1;
+    kv->model_aux[model].nodes++;
+}
+
+static void unlink_node(kv_cache *kv, uint32_t node) {
+    uint32_t model = kv_node_model(kv, node);
+    const kv_node_aux *aux = &kv->node_aux[node];
+    if (aux->next_sibling) {
+        kv->node_aux[aux->next_sibling - 1].prev_sibling = aux->prev_sibling;
+    }
+    if (aux->prev_sibling) {
+        kv->node_aux[aux->prev_sibling - 1].next_sibling = aux->next_sibling;
+    } else {
+        *children_of(kv, model, kv_prefix_parent(kv, node)) = aux->next_sibling;
+    }
+    uint32_t *link = bucket_of(kv, kv->nodes[node].key);
+    while (*link != node + 1) {
+        link = &kv->node_next[*link - 1];
+    }
+    *link = kv->node_next[node];
+    kv->model_aux[model].nodes--;
+}
+
+static void put_chain(kv_cache *kv, uint32_t seq_idx, uint32_t node, uint32_t generation) {
+    kv_redo_put(kv, &kv->seqs[seq_idx].chain, node + 1);
+    kv_redo_put(kv, &kv->seqs[seq_idx].chain_generation, generation);
+}
+
+// make_node makes a node live.  Its token ids are stored first: no reader looks at a free node.
+static void make_node(kv_cache *kv, uint32_t node, const kv_led_node *live,
+                      const kv_model_spec *spec, const uint32_t *tokens, const uint32_t *entries,
+                      uint32_t seq_idx) {
+    uint32_t *ids = kv_node_ids(kv, node);
+    for (uint32_t t = 0; t < spec->groups[0].block_tokens; t++) {
+        kv_store(&ids[t], tokens[t]);
+    }
+    kv_redo_begin(kv);
+    kv_redo_put_bytes(kv, &kv->nodes[node], live, sizeof(*live));
+    for (uint32_t g = 1; g < spec->num_groups; g++) {
+        kv_redo_put(kv, kv_node_entry(kv, node, g), entries[g]);
+    }
+    put_chain(kv, seq_idx, node, live->generation);
+    kv_redo_commit(kv);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        if (entries[g] != KV_NONE) {
+            kv_pool_index_block(kv, entries[g]);
+        }
+    }
+}
+
+// join makes a node that is there the chain of a sequence, and gives it the blocks that it lacks.
+static void join(kv_cache *kv, uint32_t node, const uint32_t *entries, uint32_t seq_idx) {
+    const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
+    kv_prefix_hold(kv, node);
+    kv_redo_begin(kv);
+    put_chain(kv, seq_idx, node, kv->nodes[node].generation);
+    kv_redo_commit(kv);
+    (void)spec, (void)entries;
+}
+
+uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens,
+                          const uint32_t *entries, uint32_t depth, uint32_t seq_idx) {
+    uint32_t key = kv_prefix_key(kv, model, parent, tokens);
+    uint32_t node = find_child(kv, model, parent, key, tokens, block_tokens_of(kv, model));
+    if (node != KV_NONE) {
+        join(kv, node, entries, seq_idx);
+        return node;
+    }
+    node = kv_slots_take(&kv->lists->nodes, kv->node_next);
+    if (node == KV_NONE) {
+        return KV_NONE;
+    }
+    grow_old(kv);
+    const kv_led_node live = {
+        .owner = model + 1,
+        .generation = kv->nodes[node].generation + 1,
+        .parent = link_of(parent),
+        .parent_generation = parent == KV_NONE ? 0 : kv->nodes[parent].generation,
+        .key = key,
+        .entry = entries[0],
+    };
+    make_node(kv, node, &live, &kv->models[model].spec, tokens, entries, seq_idx);
+    link_node(kv, node);
+    kv->node_aux[node].uses = 1;
+    if (kv->policy->insert) {
+        kv->policy->insert(&kv->lists->policy, &kv->node_aux[node].rank, depth);
+    }
+    if (parent != KV_NONE) {
+        kv_prefix_hold(kv, parent); // by a child that is not quiet
+    }
+    return node;
+}
+
+void kv_prefix_link(kv_cache *kv, uint32_t node, uint32_t depth) {
+    uint32_t parent = kv_prefix_parent(kv, node);
+    kv_rank *rank = &kv->node_aux[node].rank;
+    if (parent != KV_NONE && kv->node_aux[parent].uses & KV_CANDIDATE) {
+        kv_evict_drop(kv, parent);
+    }
+    link_node(kv, node);
+    count_quiet(kv, node, 1);
+    if (kv->policy->insert) {
+        kv->policy->insert(&kv->lists->policy, rank, depth);
+    }
+    if (kv->policy->release) {
+        kv->policy->release(&kv->lists->policy, rank);
+    }
+    kv_evict_add(kv, node);
+}
+
+// give_up_blocks takes the blocks of a node that is no longer live from the index.
+static void give_up_blocks(kv_cache *kv, uint32_t node, const kv_model_spec *spec) {
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t entry = *kv_node_entry(kv, node, g);
+        if (entry != KV_NONE && kv_pool_unindex(kv, entry)) {
+            kv->tenant_aux[spec->tenant].cached--;
+        }
+    }
+}
+
+void kv_prefix_remove(kv_cache *kv, uint32_t node) {
+    uint32_t model = kv_node_model(kv, node), parent = kv_prefix_parent(kv, node);
+    if (kv->policy->evict) {
+        kv->policy->evict(&kv->lists->policy, &kv->node_aux[node].rank);
+    }
+    kv_evict_drop(kv, node);
+    count_quiet(kv, node, UINT32_MAX);
+    unlink_node(kv, node);
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &kv->nodes[node].owner, 0);
+    kv_redo_commit(kv);
+    give_up_blocks(kv, node, &kv->models[model].spec);
+    kv_slots_give_handle(&kv->lists->nodes, kv->node_next, node, kv->nodes[node].generation);
+    if (parent != KV_NONE && kv->node_aux[parent].uses == 0 && !kv->node_aux[parent].down) {
+        kv_evict_add(kv, parent);
+    }
+    kv->evictions++;
+    kv_model_node_gone(kv, model);
+}

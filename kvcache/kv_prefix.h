@@ -1,0 +1,80 @@
+// kv_prefix is the prefix tree: which token ids the rows of full blocks are of.
+//
+// A node stands for block_tokens tokens behind those of its parent and names the block of each
+// layer group that holds their rows; so the path from the first tokens to a node is a prefix.  A
+// child is found by its parent (node and generation) and its tokens: a hash of all tokens from the
+// first on, over the tenant's salt and the model, says where to look, and all are compared, so two
+// prefixes of one hash are told apart.  Each model has a tree, models are a tenant's own.
+//
+//     lookup     kv_prefix_find, then kv_prefix_hold what was found
+//     insert     kv_prefix_insert, when the blocks are committed, never before
+//     eviction   kv_evict.h
+//
+// A node's users are sequences (the deepest node that their tokens lead to), steps (what they have
+// found) and pins.  Who uses a node uses all before it: a node is quiet when it has no user and
+// nor has any behind it.  References to blocks are apart (kv_pool.h): a block of a quiet node has
+// none, a block without one is cached.
+//
+// Nodes and their table entries are authoritative, and their token ids; links, users, ranks and the
+// hash buckets are derived.  Only models whose groups have equal block_tokens have a tree.
+// Loop thread only.
+#ifndef ATTND_KVCACHE_KV_PREFIX_H
+#define ATTND_KVCACHE_KV_PREFIX_H
+
+#include "kvcache/kv_ledger.h"
+
+// kv_prefix_can says whether prefixes of the model are cached; else why not, in *info:
+// ATTND_ENOTSUP.
+attnd_err kv_prefix_can(const kv_cache *kv, const kv_model_spec *spec, attnd_errinfo *info);
+
+// kv_prefix_start makes the empty tree of a model.
+void kv_prefix_start(kv_cache *kv, uint32_t model);
+
+typedef struct kv_prefix_hit {
+    uint32_t node;           // the deepest whole one; KV_NONE: that from which the lookup went
+    uint32_t blocks;         // whole ones that were found
+    uint32_t partial;        // node behind it that begins with the tokens that follow, KV_NONE
+    uint32_t partial_tokens; // of these
+} kv_prefix_hit;
+
+// kv_prefix_find looks tokens [num] up behind a node (KV_NONE: they are the first ones).  Nothing
+// changes, what was found is not pinned.
+void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, const uint32_t *tokens,
+                    uint32_t num, kv_prefix_hit *out);
+
+// kv_prefix_parent returns the node before one, KV_NONE for the first of a path.
+uint32_t kv_prefix_parent(const kv_cache *kv, uint32_t node);
+
+// kv_prefix_hold adds a user of a node, kv_prefix_rele drops one: blocks of which it is the last
+// must have no reference any more.
+void kv_prefix_hold(kv_cache *kv, uint32_t node);
+void kv_prefix_rele(kv_cache *kv, uint32_t node);
+
+// kv_prefix_hit_path tells the policy that the num nodes up to this one were hit.
+void kv_prefix_hit_path(kv_cache *kv, uint32_t node, uint32_t num);
+
+// kv_prefix_insert returns the child of parent (KV_NONE: of the root), which must have a user, with
+// tokens [block_tokens], and adds a user; it is made with the blocks entries [num_groups], in use,
+// when there is none.  An entry that a node lacks is filled.  depth: blocks before it.  KV_NONE: no
+// node is free, and nothing was evicted for it.  Committed by the record that makes the node live,
+// which says too that it is the chain of sequence seq_idx.
+uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens,
+                          const uint32_t *entries, uint32_t depth, uint32_t seq_idx);
+
+// kv_prefix_remove takes a leaf without users out of the tree, and gives its cached blocks back; a
+// model of which it was the last is forgotten when nothing else needs it.  Committed by the record
+// that says that the node is free.
+void kv_prefix_remove(kv_cache *kv, uint32_t node);
+
+// kv_prefix_link puts a live node of a recovered ledger into the tree, depth blocks before it:
+// parents first.
+void kv_prefix_link(kv_cache *kv, uint32_t node, uint32_t depth);
+
+// kv_prefix_key returns the key of tokens [block_tokens] behind those of parent.
+uint32_t kv_prefix_key(const kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens);
+
+// kv_prefix_set_key_mask is for tests: of a key only the bits in mask are looked at, so with 0 all
+// prefixes have the same.
+void kv_prefix_set_key_mask(kv_cache *kv, uint32_t mask);
+
+#endif
