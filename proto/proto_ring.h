@@ -13,6 +13,17 @@
 // joins that: requests may go either way, their ids are the session's.  The loss of either
 // connection ends the session, and the daemon closes the other.
 //
+// Arena.  With PROTO_ATTACH_ARENA in flags (session = 0) the client asks for the memory that KV
+// blocks lie in, to attend by itself; configuration says who gets it (server.in_process_uids), the
+// rest get EPERM.  Behind proto_attach_reply the daemon then sends one proto_attach_arena with one
+// descriptor: of host memory a memfd, sealed against shrinking, of a GPU's memory what
+// cuMemImportFromShareableHandle takes.  Replies to step on this ring carry block tables
+// (proto_step_tables), such a step is attended by the client alone and has no deadline once it is
+// open, and its commit is the client's word that every layer was attended.  A client that has
+// unmapped the arena, or whatever else it did with it has ended, sends one packet, a
+// proto_attach_left, before it closes the connection.  Without it the daemon holds back the
+// session's blocks until the process at the other end is gone.
+//
 // Region.  Little-endian, offsets count bytes from its start (proto_ring_layout_make):
 //     0      proto_ring: geometry, then each side's indices on a cache line of their own
 //     4096   submissions: proto_ring_submit [entries]
@@ -79,7 +90,7 @@ enum {
 typedef struct proto_attach {
     uint32_t magic;      //  0: PROTO_RING_MAGIC
     uint16_t version;    //  4: PROTO_VERSION
-    uint16_t reserved;   //  6: 0
+    uint16_t flags;      //  6: PROTO_ATTACH_*
     uint64_t session;    //  8: of hello over NNG; 0 = the ring gets its own
     uint8_t secret[16];  // 16: of that session; zeros when session = 0
     uint32_t entries;    // 32: a power of two
@@ -87,10 +98,13 @@ typedef struct proto_attach {
     uint64_t data_bytes; // 40: of the data area, rounded up to 4096 by the daemon; not 0
 } proto_attach;
 
+enum { PROTO_ATTACH_ARENA = 1 }; // the client attends by itself
+
 // proto_attach_reply.  status: EPROTO, EVERSION, EINVAL (entries, reserved), EMSGSIZE (bytes is the
 // largest data_bytes that the daemon gives), EBUSY (all rings or their memory are taken), ENOMEM,
-// ESTALE (no such session), EPERM (not its secret, or not a user who may), EEXIST (the session has
-// a ring), ESHUTDOWN.  After an error the daemon closes the connection.
+// ESTALE (no such session), EPERM (not its secret, or not a user who may; with PROTO_ATTACH_ARENA,
+// not a user who may have the arena), ENOTSUP (there is no arena to be had), EEXIST (the session
+// has a ring), ESHUTDOWN.  After an error the daemon closes the connection.
 typedef struct proto_attach_reply {
     uint32_t magic;    //  0: PROTO_RING_MAGIC
     int32_t status;    //  4: 0, or an attnd_err and no descriptor
@@ -99,6 +113,23 @@ typedef struct proto_attach_reply {
     uint32_t spin_us;  // 24: how long the daemon polls after the last event before it sleeps
     uint32_t reserved; // 28
 } proto_attach_reply;
+
+// proto_attach_arena is what comes with the arena's descriptor.
+typedef struct proto_attach_arena {
+    uint32_t magic;     //  0: PROTO_RING_MAGIC
+    uint32_t flags;     //  4: PROTO_ARENA_*
+    uint64_t bytes;     //  8: of the arena
+    uint8_t device[16]; // 16: UUID of the GPU whose memory it is; zeros = host memory
+} proto_attach_arena;
+
+enum { PROTO_ARENA_DETERMINISTIC = 1 }; // the daemon computes so; clients that share with it, too
+
+// proto_attach_left is the client's last packet.
+typedef struct proto_attach_left {
+    uint32_t magic; // 0: PROTO_ATTACH_LEFT
+} proto_attach_left;
+
+enum { PROTO_ATTACH_LEFT = 0x5446454c }; // "LEFT"
 
 // proto_ring is the head of the region.  The daemon never trusts the geometry here, it has its own.
 typedef struct proto_ring {
@@ -131,6 +162,8 @@ typedef struct proto_ring_complete {
 
 PROTO_SIZE(proto_attach, 48);
 PROTO_SIZE(proto_attach_reply, 32);
+PROTO_SIZE(proto_attach_arena, 32);
+PROTO_SIZE(proto_attach_left, 4);
 PROTO_SIZE(proto_ring, 192);
 PROTO_SIZE(proto_ring_submit, 32);
 PROTO_SIZE(proto_ring_complete, 16);

@@ -215,15 +215,24 @@ typedef struct proto_step_seq {
 
 // proto_step_reply, then proto_step_len [num_seqs].
 typedef struct proto_step_reply {
-    uint64_t step;     //  0: handle
-    uint32_t num_seqs; //  8
-    uint32_t reserved; // 12
+    uint64_t step;       //  0: handle
+    uint32_t num_seqs;   //  8
+    uint32_t tables_off; // 12: proto_step_tables; 0 = none
 } proto_step_reply;
 
 typedef struct proto_step_len {
     uint32_t committed; // 0: before the step
     uint32_t cached;    // 4: of new_len; the step's rows of the sequence are the tokens behind them
 } proto_step_len;
+
+// proto_step_tables, then uint32 num_entries [num_seqs, num_groups], then uint32 table entries, one
+// table behind the other in that order: entry e is the block at arena + 256 e.  Only over a ring
+// with the arena (proto_ring.h), and not in the repeat of a reply.  A reply that does not fit its
+// place is EMSGSIZE with its bytes in detail, and the step is not open.
+typedef struct proto_step_tables {
+    uint32_t num_groups; // 0: layer groups of the model
+    uint32_t reserved;   // 4
+} proto_step_tables;
 
 // proto_tensor is [rows, heads, dim] inside the message, dim contiguous.
 typedef struct proto_tensor {
@@ -326,6 +335,7 @@ PROTO_SIZE(proto_step, 24);
 PROTO_SIZE(proto_step_seq, 32);
 PROTO_SIZE(proto_step_reply, 16);
 PROTO_SIZE(proto_step_len, 8);
+PROTO_SIZE(proto_step_tables, 8);
 PROTO_SIZE(proto_tensor, 16);
 PROTO_SIZE(proto_attend, 72);
 PROTO_SIZE(proto_block_mask, 8);

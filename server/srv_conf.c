@@ -100,26 +100,26 @@ static attnd_err check_text(const srv_conf_key *key, const char *name, const cha
     return ATTND_OK;
 }
 
-static attnd_err parse_uids(srv_conf_tenant *tenant, const char *name, const char *text,
-                            attnd_errinfo *info) {
-    uint32_t list[SRV_CONF_MAX_UIDS], num = 0;
+static attnd_err parse_uids(const srv_conf_key *key, srv_conf_uids *out, const char *name,
+                            const char *text, attnd_errinfo *info) {
+    srv_conf_uids uids = {.num = 0};
     for (const char *p = text; *p;) {
         char *end = NULL;
         errno = 0;
         unsigned long long uid = strtoull(p, &end, 10);
         if (!isdigit((unsigned char)*p) || errno || uid >= UINT32_MAX || (*end && *end != ' ')) {
-            return attnd_fail(info, ATTND_EINVAL, "uids", "%s: \"%.64s\" is not a user id", name,
+            return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is not a user id", name,
                               p);
         }
-        if (num == SRV_CONF_MAX_UIDS) {
-            return attnd_fail(info, ATTND_EINVAL, "uids", "%s: more than %d", name,
+        if (uids.num == SRV_CONF_MAX_UIDS) {
+            return attnd_fail(info, ATTND_EINVAL, key->name, "%s: more than %d", name,
                               SRV_CONF_MAX_UIDS);
         }
-        list[num++] = (uint32_t)uid;
+        uids.list[uids.num++] = (uint32_t)uid;
         p = end + strspn(end, " ");
     }
-    memcpy(tenant->uid_list, list, sizeof(list[0]) * num);
-    tenant->num_uids = num;
+    strcpy(uids.text, text);
+    *out = uids;
     return ATTND_OK;
 }
 
@@ -138,12 +138,12 @@ static attnd_err store(void *base, const srv_conf_key *key, const char *name, co
         return parse_bool(key, name, text, field, info);
     case SRV_CONF_TEXT:
     case SRV_CONF_CHOICE:
+    case SRV_CONF_UIDS:
         break;
     }
     attnd_err err = check_text(key, name, text, info);
-    if (!err && key->offset == offsetof(srv_conf_tenant, uids) &&
-        strcmp(key->section, "tenant") == 0) {
-        err = parse_uids(base, name, text, info);
+    if (!err && key->type == SRV_CONF_UIDS) {
+        return parse_uids(key, field, name, text, info);
     }
     if (!err) {
         strcpy(field, text);
@@ -153,6 +153,10 @@ static attnd_err store(void *base, const srv_conf_key *key, const char *name, co
 
 static void print(const void *base, const srv_conf_key *key, char out[SRV_CONF_TEXT_BYTES]) {
     const void *field = (const char *)base + key->offset;
+    if (key->type == SRV_CONF_UIDS) {
+        snprintf(out, SRV_CONF_TEXT_BYTES, "%s", ((const srv_conf_uids *)field)->text);
+        return;
+    }
     if (key->type == SRV_CONF_TEXT || key->type == SRV_CONF_CHOICE) {
         snprintf(out, SRV_CONF_TEXT_BYTES, "%s", (const char *)field);
         return;
@@ -377,11 +381,19 @@ attnd_err srv_conf_device(const srv_conf *conf, int32_t *ordinal, attnd_errinfo 
     return ATTND_OK;
 }
 
-bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid) {
-    for (uint32_t i = 0; i < tenant->num_uids; i++) {
-        if (tenant->uid_list[i] == uid) {
+static bool has_uid(const srv_conf_uids *uids, uint32_t uid) {
+    for (uint32_t i = 0; i < uids->num; i++) {
+        if (uids->list[i] == uid) {
             return true;
         }
     }
-    return tenant->num_uids == 0;
+    return false;
+}
+
+bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid) {
+    return tenant->uids.num == 0 || has_uid(&tenant->uids, uid);
+}
+
+bool srv_conf_in_process(const srv_conf *conf, uint32_t uid) {
+    return has_uid(&conf->in_process_uids, uid);
 }

@@ -4,7 +4,7 @@
 //
 // Values are text in the file's syntax: a count "64"; a size "512KiB", "64MiB", "2GiB" or plain
 // bytes; a time "30s", "250ms" or plain milliseconds; "on" or "off"; an octal mode "0660"; a choice
-// of words; text.
+// of words; user ids "0 1000"; text.
 #ifndef ATTND_SERVER_SRV_CONF_H
 #define ATTND_SERVER_SRV_CONF_H
 
@@ -19,14 +19,18 @@ enum {
     SRV_CONF_TEXT_BYTES = 512,
     SRV_CONF_NAME_BYTES = 64, // of a tenant; also "section.key"
     SRV_CONF_MAX_TENANTS = 64,
-    SRV_CONF_MAX_UIDS = 32, // of one tenant
+    SRV_CONF_MAX_UIDS = 32, // of one list
 };
+
+typedef struct srv_conf_uids {
+    char text[SRV_CONF_TEXT_BYTES];   // as written
+    uint32_t list[SRV_CONF_MAX_UIDS]; // [num]
+    uint32_t num;
+} srv_conf_uids;
 
 typedef struct srv_conf_tenant {
     char name[SRV_CONF_NAME_BYTES];
-    char uids[SRV_CONF_TEXT_BYTES];       // as written
-    uint32_t uid_list[SRV_CONF_MAX_UIDS]; // [num_uids]; none = any user may be this tenant
-    uint32_t num_uids;
+    srv_conf_uids uids;    // none = any user may be this tenant
     uint64_t quota_blocks; // 0 = none
     uint64_t share;
 } srv_conf_tenant;
@@ -38,6 +42,7 @@ typedef struct srv_conf {
     char attach_socket[SRV_CONF_TEXT_BYTES]; // "" = its path with ".attach", "none" = no rings
     uint64_t spin_us;
     uint64_t socket_mode, admin_mode;
+    srv_conf_uids in_process_uids; // none = nobody
     char log_level[SRV_CONF_TEXT_BYTES];
     uint64_t drain_timeout_ms;
     uint64_t reattach_timeout_ms;
@@ -71,6 +76,7 @@ typedef enum srv_conf_type {
     SRV_CONF_BOOL,
     SRV_CONF_MODE,   // octal
     SRV_CONF_CHOICE, // one of the words in `choices`
+    SRV_CONF_UIDS,   // user ids, separated by spaces; an srv_conf_uids
 } srv_conf_type;
 
 // srv_conf_key is one row of the table.
@@ -131,6 +137,9 @@ attnd_err srv_conf_check(const srv_conf *conf, srv_conf_errors *errors);
 
 // srv_conf_device reads compute.device: *ordinal is N of "cuda:N", -1 for "cpu".  ATTND_EINVAL.
 attnd_err srv_conf_device(const srv_conf *conf, int32_t *ordinal, attnd_errinfo *info);
+
+// srv_conf_in_process is true when a user's processes may map the arena.
+bool srv_conf_in_process(const srv_conf *conf, uint32_t uid);
 
 // srv_conf_each calls cb with every "section.key" and its value as text, in table order.
 void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, const char *value),

@@ -31,6 +31,10 @@ const srv_conf_key srv_conf_keys[] = {
      "Permissions of the sockets that clients use."},
     {"server", "admin_mode", SRV_CONF_MODE, CONF(admin_mode), "0600", 0, 0777, NULL, false,
      "Permissions of the administration socket."},
+    {"server", "in_process_uids", SRV_CONF_UIDS, CONF(in_process_uids), "", 0, 0, NULL, true,
+     "User ids, separated by spaces, whose processes may map the whole arena and attend by "
+     "themselves; empty: none.  Such a process can read and destroy what every tenant has cached, "
+     "so name users that are trusted with all of it."},
     {"server", "log_level", SRV_CONF_CHOICE, CONF(log_level), "info", 0, 0, "error warn info debug",
      true, "The least severe events that are logged."},
     {"server", "drain_timeout", SRV_CONF_TIME, CONF(drain_timeout_ms), "30s", 0, DAY_MS, NULL, true,
@@ -126,7 +130,7 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "tenant_queue", SRV_CONF_COUNT, CONF(tenant_queue), "2048", 1, 1u << 20, NULL, false,
      "Attends of one tenant that wait for the compute threads."},
 
-    {"tenant", "uids", SRV_CONF_TEXT, TENANT(uids), "", 0, 0, NULL, true,
+    {"tenant", "uids", SRV_CONF_UIDS, TENANT(uids), "", 0, 0, NULL, true,
      "User ids that may be this tenant, separated by spaces; empty: every user."},
     {"tenant", "quota_blocks", SRV_CONF_COUNT, TENANT(quota_blocks), "0", 0, 1u << 28, NULL, true,
      "Blocks that the tenant's sequences may hold, of any size; 0: no quota."},

@@ -10,6 +10,7 @@
 #include "server/srv_backend.h"
 #include "server/srv_conf.h"
 #include "server/srv_model.h"
+#include "server/srv_process.h"
 #include "server/srv_session.h"
 #include "server/srv_step.h"
 
@@ -57,7 +58,8 @@ struct srv_core {
 
     const char *attach_path; // of the attach socket; borrowed, NULL = there is none
     bool draining;
-    bool lost; // the device; the daemon drains, and ends with an error
+    const srv_processes *processes; // borrowed; NULL = there are no rings
+    bool lost;                      // the device; the daemon drains, and ends with an error
     uint64_t started_ms;
 };
 

@@ -29,6 +29,9 @@ static attnd_err read_attend(srv_core *core, srv_request *rq, proto_attend *body
     if (!*step) {
         return attnd_fail(info, ATTND_ESTALE, "step", "the step is not open");
     }
+    if ((*step)->in_process) {
+        return attnd_fail(info, ATTND_EINVAL, "step", "the step is attended in the client");
+    }
     if ((*step)->state == SRV_STEP_COMMITTING) {
         return attnd_fail(info, ATTND_EBUSY, "step", "a commit of the step is under way");
     }

@@ -16,14 +16,50 @@
 
 // ---- step
 
+// tables_bytes returns what proto_step_tables takes, tables included.
+static uint64_t tables_bytes(const srv_core *core, const srv_step *step) {
+    uint32_t num_groups = step->model->attn->num_groups, num;
+    uint64_t words = (uint64_t)step->num_seqs * num_groups;
+    for (uint32_t i = 0; i < step->num_seqs; i++) {
+        for (uint32_t g = 0; g < num_groups; g++) {
+            kv_step_table(core->kv, step->handle, i, g, &num);
+            words += num;
+        }
+    }
+    return sizeof(proto_step_tables) + words * sizeof(uint32_t);
+}
+
+static void put_tables(const srv_core *core, const srv_step *step, uint8_t *out) {
+    proto_step_tables head = {.num_groups = step->model->attn->num_groups};
+    memcpy(out, &head, sizeof(head));
+    uint8_t *nums = out + sizeof(head);
+    uint8_t *entries = nums + (size_t)step->num_seqs * head.num_groups * sizeof(uint32_t);
+    for (uint32_t i = 0; i < step->num_seqs; i++) {
+        for (uint32_t g = 0; g < head.num_groups; g++) {
+            uint32_t num;
+            const uint32_t *table = kv_step_table(core->kv, step->handle, i, g, &num);
+            memcpy(nums, &num, sizeof(num));
+            memcpy(entries, table, num * sizeof(*table));
+            nums += sizeof(num);
+            entries += num * sizeof(*table);
+        }
+    }
+}
+
 static void reply_step(srv_step *step) {
     srv_request *rq = step->request;
+    const srv_core *core = step->session->core;
     proto_step_reply head = {.step = step->handle, .num_seqs = step->num_seqs};
+    uint64_t bytes = sizeof(head) + step->num_seqs * sizeof(proto_step_len);
+    if (step->in_process) {
+        head.tables_off = (uint32_t)(PROTO_BODY + bytes);
+        bytes += tables_bytes(core, step);
+    }
     uint8_t *body;
     attnd_errinfo info;
-    attnd_err err = srv_reply_begin(rq, sizeof(head) + step->num_seqs * sizeof(proto_step_len), 0,
-                                    &body, &info);
+    attnd_err err = srv_reply_begin(rq, bytes, 0, &body, &info);
     if (err) {
+        info.detail = err == ATTND_EMSGSIZE ? (int32_t)(PROTO_BODY + bytes) : 0;
         srv_reply_error(rq, err, &info);
         srv_step_end(step->session->core, step);
         return;
@@ -32,6 +68,9 @@ static void reply_step(srv_step *step) {
     for (uint32_t i = 0; i < step->num_seqs; i++) {
         proto_step_len len = {step->kv_seqs[i].committed, step->kv_seqs[i].cached};
         memcpy(body + sizeof(head) + i * sizeof(len), &len, sizeof(len));
+    }
+    if (head.tables_off) {
+        put_tables(core, step, body + head.tables_off - PROTO_BODY);
     }
     step->state = SRV_STEP_OPEN;
     step->request = NULL;
@@ -139,6 +178,7 @@ SRV_HANDLER(step) {
     }
     step->request = rq;
     step->kept_id = rq->header.request;
+    step->in_process = rq->conn->arena;
     rq->attend.step = step;
     if (body.commit_off) {
         srv_commit(core, rq, body.commit_off, body.commit_request, carried);

@@ -45,6 +45,7 @@ struct srv_conn {
     uint64_t opened_ms;
     uint32_t uid; // of the peer; UINT32_MAX = not known
     bool admin;   // came over the administration socket
+    bool arena;   // its client has the arena mapped and attends by itself
 };
 
 // srv_attend_state is what a running attend keeps (srv_ops_step.c, srv_ops_attend1.c).

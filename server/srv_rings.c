@@ -55,7 +55,9 @@ typedef struct conn {
     slot *slots; // [in_flight + 1]
     list_node free_slots;
     uint32_t in_flight;
-    bool in_turn; // its clients are woken at the end of the turn
+    bool in_turn;     // its clients are woken at the end of the turn
+    uint32_t process; // of t->opts.processes when pub.arena
+    bool left;        // it has said that it does nothing with the arena any more
 } conn;
 
 struct srv_rings {
@@ -146,7 +148,7 @@ static void handle_gone(srv_rings *t) {
 // release gives the connection's place back once nothing uses it.
 static void release(conn *c) {
     srv_rings *t = c->t;
-    if (c->open || c->handle || c->in_flight || list_linked(&c->node)) {
+    if (c->open || c->handle || c->pub.arena || c->in_flight || list_linked(&c->node)) {
         return;
     }
     if (c->ring.base) {
@@ -156,14 +158,26 @@ static void release(conn *c) {
     list_append(&t->free, &c->node);
 }
 
+// on_gone ends what a connection was, once its client cannot touch the arena any more.
+static void on_gone(void *ctx) {
+    conn *c = ctx;
+    c->pub.arena = false;
+    c->t->opts.lost(c->t->opts.ctx, &c->pub);
+    release(c);
+}
+
 static void on_conn_closed(uv_handle_t *handle) {
     conn *c = handle->data;
     srv_rings *t = c->t;
-    if (!t->stopping) {
-        t->opts.lost(t->opts.ctx, &c->pub);
-    }
     c->handle = false;
-    release(c);
+    if (!t->stopping && c->pub.arena && !c->left) {
+        srv_process_await(t->opts.processes, c->process, on_gone, c);
+    } else if (!t->stopping) {
+        if (c->pub.arena) {
+            srv_process_remove(t->opts.processes, c->process);
+        }
+        on_gone(c);
+    }
     handle_gone(t);
 }
 
@@ -350,7 +364,13 @@ static attnd_err check_attach(const proto_attach *a, size_t bytes, attnd_errinfo
     if (a->version != PROTO_VERSION) {
         return attnd_fail(info, ATTND_EVERSION, "version", "version %u", a->version);
     }
-    attnd_err err = proto_check_zero(a->reserved | a->reserved2, "reserved", info);
+    attnd_err err = proto_check_zero(a->reserved2, "reserved", info);
+    if (!err && (a->flags & ~PROTO_ATTACH_ARENA)) {
+        err = attnd_fail(info, ATTND_EINVAL, "flags", "unknown flags 0x%x", a->flags);
+    }
+    if (!err && a->flags && a->session) {
+        err = attnd_fail(info, ATTND_EINVAL, "flags", "a ring that joins gets no arena");
+    }
     for (size_t i = 0; !err && a->session == 0 && i < sizeof(a->secret); i++) {
         err = proto_check_zero(a->secret[i], "secret", info);
     }
@@ -403,16 +423,32 @@ static bool send_ring(conn *c, int fd) {
     return srv_attach_send(c->fd, &reply, sizeof(reply), fd);
 }
 
+// grant looks whether the client may have the arena, and notes its process.
+static attnd_err grant(conn *c, proto_attach_arena *arena, int *fd, attnd_errinfo *info) {
+    srv_rings *t = c->t;
+    attnd_err err = t->opts.arena(t->opts.ctx, &c->pub, arena, fd, info);
+    if (!err) {
+        err = srv_process_add(t->opts.processes, c->fd, &c->process, info);
+    }
+    c->pub.arena = !err;
+    return err;
+}
+
 static void attach(conn *c, const proto_attach *a, size_t bytes) {
     srv_rings *t = c->t;
-    int fd = -1;
+    int fd = -1, arena_fd = -1;
+    proto_attach_arena arena = {.magic = PROTO_RING_MAGIC};
     attnd_errinfo info = {.code = ATTND_OK};
     attnd_err err = check_attach(a, bytes, &info);
+    bool wants = !err && (a->flags & PROTO_ATTACH_ARENA);
     if (!err) {
         err = open_ring(c, a, &fd, &info);
     }
     if (!err) {
         err = t->opts.attached(t->opts.ctx, &c->pub, a->session, a->secret, &info);
+    }
+    if (!err && wants) {
+        err = grant(c, &arena, &arena_fd, &info);
     }
     if (err) {
         refuse_ring(c, err, &info);
@@ -420,7 +456,8 @@ static void attach(conn *c, const proto_attach *a, size_t bytes) {
         srv_ring_set_sleeps(&c->ring, !t->awake); // before the client can look
         list_append(&t->rings, &c->node);
         t->info.rings++;
-        if (!send_ring(c, fd)) {
+        if (!send_ring(c, fd) ||
+            (wants && !srv_attach_send(c->fd, &arena, sizeof(arena), arena_fd))) {
             close_conn(c);
         }
     }
@@ -432,7 +469,11 @@ static void attach(conn *c, const proto_attach *a, size_t bytes) {
 // ---- packets
 
 static void on_packet(conn *c, const proto_attach *packet, size_t bytes) {
-    if (c->ring.base) {
+    proto_attach_left left;
+    memcpy(&left, packet, sizeof(left));
+    if (c->ring.base && bytes == sizeof(left) && left.magic == PROTO_ATTACH_LEFT) {
+        c->left = true;
+    } else if (c->ring.base) {
         c->t->info.doorbells++;
         wake(c->t);
     } else {
@@ -487,6 +528,7 @@ static void open_conn(srv_rings *t, int fd, uint32_t uid) {
     t->info.connections++;
     c->poll.data = c;
     c->fd = fd;
+    c->left = false;
     c->open = c->handle = true;
     c->pub = (srv_conn){.ops = &ring_ops, .opened_ms = attnd_clock_ms(), .uid = uid};
     uv_poll_start(&c->poll, UV_READABLE, on_readable);
@@ -602,7 +644,7 @@ void srv_rings_close(srv_rings *t) {
     srv_attach_close(&t->socket);
     for (uint32_t i = 0; i < t->opts.connections; i++) {
         conn *c = &t->conns[i];
-        if (c->handle) {
+        if (c->handle || c->pub.arena) {
             close_conn(c);
             t->opts.lost(t->opts.ctx, &c->pub);
         }

@@ -8,6 +8,9 @@
 // The loop polls every ring, and takes turns with its other work, until nothing has happened on any
 // ring for spin_us; then it sleeps, and a client's packet on the attach socket wakes it.
 //
+// A client that has got the arena may still write there when its connection is lost; lost is called
+// once it has said that it does not, or its process is gone (srv_process.h).
+//
 // The region stays mapped until the last request in it has ended, also when its client is gone.
 // Loop thread only.
 #ifndef ATTND_SERVER_SRV_RINGS_H
@@ -15,6 +18,8 @@
 
 #include <uv.h>
 
+#include "proto/proto_ring.h"
+#include "server/srv_process.h"
 #include "server/srv_request.h"
 
 typedef struct srv_rings srv_rings; // the struct is in srv_rings.c
@@ -35,6 +40,10 @@ typedef struct srv_rings_opts {
                           attnd_errinfo *info);
     void (*request)(void *ctx, srv_request *rq);
     void (*lost)(void *ctx, srv_conn *conn);
+    // arena: a client asks for it.  *fd, which stays the callee's, goes out with *out.
+    attnd_err (*arena)(void *ctx, const srv_conn *conn, proto_attach_arena *out, int *fd,
+                       attnd_errinfo *info);
+    srv_processes *processes; // borrowed
     // poll takes in what has ended elsewhere since the last time; false when that was nothing.
     bool (*poll)(void *ctx);
     // crowds is true while others need the processor that polling takes: the loop sleeps then.

@@ -33,6 +33,7 @@
 #include "server/srv_nng.h"
 #include "server/srv_notify.h"
 #include "server/srv_ops.h"
+#include "server/srv_process.h"
 #include "server/srv_resume.h"
 #include "server/srv_rings.h"
 #include "server/srv_urls.h"
@@ -65,6 +66,7 @@ typedef struct server {
     attnd_errinfo lost;   // of the device; code ATTND_OK = it is not
     srv_nng *clients, *admin;
     srv_rings *rings; // NULL = off
+    srv_processes *processes;
     srv_urls urls;
     attnd_log_rate strangers; // lines about who is no tenant
 } server;
@@ -151,6 +153,7 @@ static void finish(server *s) {
     srv_nng_close(s->clients);
     srv_nng_close(s->admin);
     srv_rings_close(s->rings);
+    srv_processes_close(s->processes);
     if (s->backend) {
         s->backend->ops->stop(s->backend);
     }
@@ -255,6 +258,30 @@ static attnd_err attached(void *ctx, srv_conn *conn, uint64_t session, const uin
     return session ? srv_session_join(&s->core, conn, session, secret, info) : ATTND_OK;
 }
 
+// give_arena: to a user that configuration names.
+static attnd_err give_arena(void *ctx, const srv_conn *conn, proto_attach_arena *out, int *fd,
+                            attnd_errinfo *info) {
+    server *s = ctx;
+    if (!srv_conf_in_process(&s->core.conf, conn->uid)) {
+        return attnd_fail(info, ATTND_EPERM, "flags",
+                          "server.in_process_uids does not name the user");
+    }
+    if (s->arena.on_device || s->arena.fd < 0) {
+        return attnd_fail(info, ATTND_ENOTSUP, "flags", "the arena of %s cannot be shared",
+                          s->backend->device);
+    }
+    out->bytes = s->arena.bytes;
+    out->flags = s->core.conf.deterministic ? PROTO_ARENA_DETERMINISTIC : 0;
+    *fd = s->arena.fd;
+    return ATTND_OK;
+}
+
+// settled: no process of the run before can write to blocks of ours any more.
+static void settled(void *ctx) {
+    server *s = ctx;
+    srv_core_freed(&s->core);
+}
+
 static bool poll_compute(void *ctx) {
     server *s = ctx;
     return s->backend->ops->poll(s->backend);
@@ -286,6 +313,8 @@ static attnd_err open_rings(server *s, attnd_errinfo *info) {
         .attached = attached,
         .request = request,
         .lost = lost,
+        .arena = give_arena,
+        .processes = s->processes,
         .poll = poll_compute,
         .crowds = compute_crowds,
         .ctx = s,
@@ -594,6 +623,8 @@ static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
     }
     if (!err) {
         srv_resume_sessions(&s->core);
+        err = srv_processes_open(&s->processes, &s->loop, settled, s, info);
+        s->core.processes = s->processes;
     }
     return err ? err : open_transports(s, info);
 }

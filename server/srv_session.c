@@ -117,7 +117,7 @@ attnd_err srv_session_join(srv_core *core, srv_conn *conn, uint64_t id, const ui
     if (s->conn->admin || !srv_conf_admits(&core->conf.tenants[s->tenant_idx], conn->uid)) {
         return attnd_fail(info, ATTND_EPERM, "session", "not a session that this user may join");
     }
-    if (s->ring) {
+    if (s->ring || s->conn->arena) { // whose end nobody but its own connection may begin
         return attnd_fail(info, ATTND_EEXIST, "session", "the session has a ring");
     }
     s->ring = conn;

@@ -126,6 +126,12 @@ static attnd_err place(sched_waiter *w, sched_lack *lack, attnd_errinfo *info) {
     srv_step *step = w->user;
     srv_core *core = step->session->core;
     bool may_wait = false;
+    int32_t pid = 0;
+    if (srv_processes_before(core->processes, &pid)) {
+        *lack = SCHED_LACK_POOL;
+        return attnd_fail(info, ATTND_ENOSPC, "",
+                          "process %d may still write to blocks of before the restart", (int)pid);
+    }
     attnd_err err = kv_step_open(core->kv, (kv_request){step->session->id, step->kept_id},
                                  step->model_idx, step->kv_seqs, step->num_seqs, &step->handle,
                                  &step->copies, &step->num_copies, &may_wait, info);
@@ -238,12 +244,13 @@ void srv_step_end(srv_core *core, srv_step *step) {
     srv_step_done(core, step);
 }
 
-// A decode or prefill ends with its attend, whose deadline the scheduler knows.
+// A decode or prefill ends with its attend, whose deadline the scheduler knows.  A step that is
+// attended in another process cannot be ended under it.
 uint64_t srv_steps_expire(srv_core *core, uint64_t now_ms) {
     uint64_t next = UINT64_MAX;
     for (uint32_t i = 0; i < core->steps.max; i++) {
         srv_step *step = &core->steps.pool[i];
-        if (step->state != SRV_STEP_OPEN || !step->deadline_ms || step->once) {
+        if (step->state != SRV_STEP_OPEN || !step->deadline_ms || step->once || step->in_process) {
             continue;
         }
         if (step->deadline_ms <= now_ms) {

@@ -35,6 +35,7 @@ struct srv_step {
     srv_step_state state;
     // decode, prefill (srv_ops_attend1.c): nobody but its own request knows the step
     bool once, recompute;
+    bool in_process; // its client attends it: it gets the tables, and says when it is whole
     uint64_t commit_id;
     uint64_t handle; // of kv_cache; 0 = has no blocks yet
     srv_session *session;

@@ -2,7 +2,7 @@
 # Shows that the cache survives kill -9: a small language model generates text over attnd, whose
 # worker is killed with SIGKILL five times in the middle; the text must be the undisturbed run's.
 # On a GPU the decoder is the one in bf16, which is fed the reference's tokens and checked by them.
-#     tests/show_survival.sh [BUILD] [nng|ring] [DEVICE]
+#     tests/show_survival.sh [BUILD] [nng|ring|inproc] [DEVICE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/release}
@@ -36,6 +36,7 @@ fail() {
 ready_times() { grep -c '^attnd ready' "$dir/out" || true; }
 
 "$build/attnd" --listen "ipc://$dir/s" --device "$device" --set cache.memory=64MiB --set cache.slab=1MiB \
+    --set "server.in_process_uids=$(id -u)" \
     >"$dir/out" 2>"$dir/log" &
 keeper=$!
 for _ in $(seq 300); do

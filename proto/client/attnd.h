@@ -18,6 +18,13 @@
 // with a daemon of the same machine.  A ring costs a copy of q, k, v and one of out; attends
 // through attnd_buffers cost none.
 //
+// In process.  With an engine (attnd_engine.h) a client that the daemon's configuration trusts
+// (server.in_process_uids) maps the daemon's arena and attends by itself: step, commit and all the
+// rest go over the ring, attnd_attend is a call in this process, which copies nothing.  Such a
+// client can read and destroy what every tenant has cached.  Steps have no deadline once they are
+// open; attnd_cancel reaches no attend; attnd_attend_start is refused.  The blocks of a client that
+// is gone are given to others when its process is known to have ended.
+//
 // Errors.  Each function returns an attnd_err; *info (may be NULL) then names the field and says it
 // in a line.  ATTND_ECONN: no connection, or it was lost: every later call says so too, until
 // attnd_reconnect.  ATTND_ETIMEDOUT: no reply within timeout_ms (of a step, decode or prefill:
@@ -53,6 +60,8 @@ typedef enum attnd_transport {
     ATTND_TRANSPORT_RING, // or an error; ATTND_ENOTSUP on other URLs
 } attnd_transport;
 
+struct attnd_engine;
+
 typedef struct attnd_connect_opts {
     const char *client_name; // for the daemon's log; NULL = the program's name
     const char *tenant;      // NULL = "default"
@@ -65,6 +74,8 @@ typedef struct attnd_connect_opts {
                          // sleeps; 0 = 50, below 0 = not at all
     uint64_t session;    // re-attaches that session (attnd_get_session); 0 = a new one.
     uint8_t secret[16];  // ATTND_ESTALE: it is gone; ATTND_EPERM: not its secret
+    const struct attnd_engine *engine; // attends in process, over a ring; NULL = the daemon does
+    int32_t engine_threads; // of the engine on the CPU; 0 = processors of the affinity mask
 } attnd_connect_opts;
 
 typedef struct attnd_limits {

@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "proto/client/attnd.h"
+#include "proto/client/attnd_engine.h"
 #include "proto/client/client_conn.h"
 
 // client_model is what messages need to know of an open model.
@@ -39,6 +39,8 @@ struct attnd_client {
     int32_t timeout_ms;
     uint64_t ring_bytes;
     uint32_t spin_us;
+    const attnd_engine *engine; // NULL = the daemon attends
+    int32_t engine_threads;
     pthread_mutex_t reconnect_lock; // taken before lock
     pthread_mutex_t lock;           // guards all below
     client_conn *conn;
@@ -47,6 +49,7 @@ struct attnd_client {
     uint64_t session;
     uint8_t secret[16];
     client_model *models; // owned; a model that was opened twice is in it twice
+    uint64_t tables_room; // bytes of tables that a step's reply has room for
     client_unsure unsure[CLIENT_MAX_SLOTS];
     uint32_t next_unsure;
     client_async asyncs[CLIENT_MAX_SLOTS];
@@ -95,6 +98,25 @@ attnd_err client_conn_json(client_conn *conn, proto_op op, const char *json, int
 
 // client_conn_of holds the client's connection for the caller, who releases it.
 client_conn *client_conn_of(attnd_client *c);
+
+// client_engine_model opens a model of the daemon in the engine; block_tokens is the daemon's
+// reply's.
+attnd_err client_engine_model(attnd_client *c, uint32_t model, const char *json,
+                              uint32_t block_tokens, attnd_errinfo *info);
+
+// client_engine_step opens a step in the engine of the connection that brought the reply, whose
+// tables begin at tables_off.
+attnd_err client_engine_step(const client_msg *reply, uint32_t tables_off,
+                             const attnd_engine_step *step, attnd_errinfo *info);
+
+// client_engine_ready checks that a step may be committed (attnd_engine.h, step_ready).  ATTND_OK
+// without an engine.  client_engine_close forgets a step that has ended.
+attnd_err client_engine_ready(attnd_client *c, uint64_t step, attnd_errinfo *info);
+void client_engine_close(attnd_client *c, uint64_t step);
+
+// client_engine_attend attends in process; args without buffers.
+attnd_err client_engine_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
+                               attnd_errinfo *info);
 
 // client_async_end ends what was started and not polled.
 void client_async_end(attnd_client *c);

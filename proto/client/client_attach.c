@@ -59,13 +59,13 @@ static attnd_err connect_to(int *out, const char *path, int32_t timeout_ms, attn
 
 // receive takes the answer and the descriptor with it, -1 when there is none.  The room is for one,
 // and CMSG_SPACE would have padding in which the kernel puts another.
-static attnd_err receive(int fd, proto_attach_reply *reply, int32_t timeout_ms, int *region,
+static attnd_err receive(int fd, void *reply, size_t size, int32_t timeout_ms, int *passed,
                          attnd_errinfo *info) {
     union {
         struct cmsghdr align;
         char space[CMSG_SPACE(sizeof(int))];
     } control;
-    struct iovec iov = {reply, sizeof(*reply)};
+    struct iovec iov = {reply, size};
     struct msghdr msg = {.msg_iov = &iov,
                          .msg_iovlen = 1,
                          .msg_control = control.space,
@@ -79,19 +79,21 @@ static attnd_err receive(int fd, proto_attach_reply *reply, int32_t timeout_ms, 
         return failed("attach socket", errno, info);
     }
     const struct cmsghdr *h = CMSG_FIRSTHDR(&msg);
-    *region = -1;
+    *passed = -1;
     if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS &&
         h->cmsg_len >= CMSG_LEN(sizeof(int))) {
-        memcpy(region, CMSG_DATA(h), sizeof(int));
+        memcpy(passed, CMSG_DATA(h), sizeof(int));
     }
     if (bytes == 0) {
         return attnd_fail(info, ATTND_ECONN, "", "the daemon takes no ring");
     }
-    if (bytes != (ssize_t)sizeof(*reply) || reply->magic != PROTO_RING_MAGIC) {
+    uint32_t magic;
+    memcpy(&magic, reply, sizeof(magic));
+    if (bytes != (ssize_t)size || magic != PROTO_RING_MAGIC) {
         return attnd_fail(info, ATTND_EPROTO, "magic", "the attach socket's answer is malformed");
     }
     if (msg.msg_flags & MSG_CTRUNC) {
-        return *region < 0 ? attnd_fail(info, ATTND_ENOMEM, "", "no descriptor left for a ring")
+        return *passed < 0 ? attnd_fail(info, ATTND_ENOMEM, "", "no descriptor left for a ring")
                            : attnd_fail(info, ATTND_EPROTO, "", "more than one descriptor came");
     }
     return ATTND_OK;
@@ -116,15 +118,30 @@ static attnd_err map(client_attached *out, int region, const proto_attach_reply 
     return ATTND_OK;
 }
 
-static attnd_err refused(const proto_attach_reply *reply, attnd_errinfo *info) {
+static attnd_err refused(const proto_attach_reply *reply, bool arena, attnd_errinfo *info) {
     attnd_err err = reply->status < 0 ? (attnd_err)reply->status : ATTND_EPROTO;
+    if (arena && (err == ATTND_EPERM || err == ATTND_ENOTSUP)) {
+        return attnd_fail(info, err, "engine", "the daemon gives no arena: %s",
+                          err == ATTND_EPERM ? "its server.in_process_uids does not name this user"
+                                             : "it has none that can be shared");
+    }
     return attnd_fail(info, err, "", "the daemon gives no ring: %s", attnd_strerror(err));
+}
+
+static attnd_err receive_arena(client_attached *out, int32_t timeout_ms, attnd_errinfo *info) {
+    attnd_err err =
+        receive(out->fd, &out->arena, sizeof(out->arena), timeout_ms, &out->arena_fd, info);
+    return !err && out->arena_fd < 0 ? attnd_fail(info, ATTND_EPROTO, "engine", "no arena came")
+                                     : err;
 }
 
 attnd_err client_attach(client_attached *out, const char *path, const proto_attach *ask,
                         int32_t timeout_ms, uint64_t *most, attnd_errinfo *info) {
     proto_attach_reply reply = {0};
     int region = -1;
+    bool arena = ask->flags & PROTO_ATTACH_ARENA;
+    out->arena_fd = -1;
+    out->base = NULL;
     *most = 0;
     attnd_err err = proto_ring_layout_make(&out->layout, ask->entries, ask->data_bytes, info);
     if (err || (err = connect_to(&out->fd, path, timeout_ms, info))) {
@@ -133,17 +150,26 @@ attnd_err client_attach(client_attached *out, const char *path, const proto_atta
     if (send(out->fd, ask, sizeof(*ask), MSG_NOSIGNAL) != (ssize_t)sizeof(*ask)) {
         err = failed("attach socket", errno, info);
     } else {
-        err = receive(out->fd, &reply, timeout_ms, &region, info);
+        err = receive(out->fd, &reply, sizeof(reply), timeout_ms, &region, info);
     }
     if (!err && reply.status != 0) {
         *most = reply.bytes;
-        err = refused(&reply, info);
+        err = refused(&reply, arena, info);
     }
     if (!err) {
         err = map(out, region, &reply, info);
     }
+    if (!err && arena) {
+        err = receive_arena(out, timeout_ms, info);
+    }
     if (region >= 0) {
         close(region);
+    }
+    if (err && out->base) {
+        munmap(out->base, out->layout.bytes);
+    }
+    if (err && out->arena_fd >= 0) {
+        close(out->arena_fd);
     }
     if (err) {
         close(out->fd);

@@ -8,6 +8,8 @@ typedef struct client_attached {
     int fd; // the attach socket
     uint8_t *base;
     proto_ring_layout layout;
+    int arena_fd; // with PROTO_ATTACH_ARENA; else -1
+    proto_attach_arena arena;
 } client_attached;
 
 // client_attach connects to the attach socket at path and sends *ask.  The caller owns what is in

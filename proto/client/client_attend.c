@@ -182,8 +182,29 @@ attnd_err client_attend_read(proto_view msg, const attnd_attend_args *args,
                          : read_attend(msg, args, model, NULL, 0, ran, info);
 }
 
+// attend_here attends in process.
+static attnd_err attend_here(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
+                             attnd_errinfo *info) {
+    attnd_attend_args a = *args;
+    attnd_err err = args->buffers ? client_buffers_plain(c, args, &a, info) : ATTND_OK;
+    if (err || (err = check_attend(c, &a, info)) ||
+        (err = client_engine_attend(c, &a, ran, info))) {
+        return err;
+    }
+    if (args->request) {
+        *args->request = 0; // there is none
+    }
+    if (args->buffers) {
+        client_buffers_done(args);
+    }
+    return ATTND_OK;
+}
+
 attnd_err attnd_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
                        attnd_errinfo *info) {
+    if (c->engine) {
+        return attend_here(c, args, ran, info);
+    }
     client_model model;
     client_msg m = {0};
     client_start_opts how = {.request_id = args->request};

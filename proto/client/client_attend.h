@@ -38,4 +38,10 @@ attnd_err client_buffers_prepare(attnd_client *c, const attnd_attend_args *args,
 attnd_err client_buffers_read(proto_view msg, const attnd_attend_args *args,
                               const client_model *model, attnd_ran *ran, attnd_errinfo *info);
 
+// client_buffers_plain makes args of private buffers ones with arrays; client_buffers_done lets the
+// buffers point at the results.
+attnd_err client_buffers_plain(attnd_client *c, const attnd_attend_args *args,
+                               attnd_attend_args *out, attnd_errinfo *info);
+void client_buffers_done(const attnd_attend_args *args);
+
 #endif

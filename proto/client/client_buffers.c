@@ -144,6 +144,24 @@ static attnd_attend_args plain(const attnd_attend_args *args) {
     return a;
 }
 
+attnd_err client_buffers_plain(attnd_client *c, const attnd_attend_args *args,
+                               attnd_attend_args *out, attnd_errinfo *info) {
+    attnd_err err = check(c, args, info);
+    if (!err && !of(args->buffers)->memory) {
+        err = attnd_fail(info, ATTND_ESTALE, "buffers", "buffers of a connection that is lost");
+    }
+    if (!err) {
+        *out = plain(args);
+    }
+    return err;
+}
+
+void client_buffers_done(const attnd_attend_args *args) {
+    buffers *b = of(args->buffers);
+    b->pub.out = b->out;
+    b->pub.lse = b->out_lse;
+}
+
 attnd_err client_buffers_prepare(attnd_client *c, const attnd_attend_args *args, client_msg *m,
                                  attnd_errinfo *info) {
     buffers *b = of(args->buffers);
@@ -184,8 +202,7 @@ attnd_err client_buffers_read(proto_view msg, const attnd_attend_args *args,
     if (b->memory) {
         attnd_attend_args a = plain(args);
         if (!(err = client_attend_read(msg, &a, model, ran, info))) {
-            b->pub.out = b->out;
-            b->pub.lse = b->out_lse;
+            client_buffers_done(args);
         }
         return err;
     }

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "proto/client/attnd_engine.h"
 #include "proto/proto_msg.h"
 
 typedef struct client_conn client_conn;
@@ -33,7 +34,8 @@ attnd_err client_msg_alloc(client_conn *conn, client_msg *out, uint64_t bytes, u
 void client_msg_free(client_msg *m); // once more does no harm
 
 // client_msg_again makes *out a message of the same memory as m, which stays its holder's and is in
-// nobody else's hands: EBUSY else.  For connections of which messages outlive a call.
+// nobody else's hands: EBUSY else.  For connections of which messages outlive a call: in process
+// none is needed.
 bool client_conn_keeps(const client_conn *conn);
 attnd_err client_msg_again(client_msg *out, const client_msg *m, attnd_errinfo *info);
 
@@ -52,7 +54,9 @@ typedef struct client_ring_opts {
     const char *path;
     int32_t timeout_ms;
     uint64_t data_bytes;
-    uint32_t spin_us; // before a waiting thread sleeps
+    uint32_t spin_us;           // before a waiting thread sleeps
+    const attnd_engine *engine; // NULL = none
+    int32_t engine_threads;
 } client_ring_opts;
 attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
                            attnd_errinfo *info);
@@ -146,6 +150,8 @@ typedef struct client_conn_ops {
 
 struct client_conn {
     const client_conn_ops *ops;
+    const attnd_engine *engine; // attends in this process; NULL = the daemon does
+    void *engine_state;
     atomic_uint refs;
     atomic_uint events;
     pthread_mutex_t lock; // guards all below

@@ -420,7 +420,9 @@ static void await(client_conn *base, uint32_t seen, uint64_t deadline_ms) {
 static void lose(client_conn *base) {
     ring_conn *conn = ring_of(base);
     atomic_store(&conn->lost, true);
-    shutdown(conn->fd, SHUT_RDWR); // the session ends now, whoever still holds a reference
+    if (!base->engine) {               // else when nothing attends any more: free_conn
+        shutdown(conn->fd, SHUT_RDWR); // the session ends now, whoever still holds a reference
+    }
     LIST_FOREACH (&conn->waiters, node) {
         pthread_cond_signal(&LIST_ENTRY(node, waiter, node)->cond);
     }
@@ -431,8 +433,18 @@ static void lose(client_conn *base) {
     }
 }
 
+// leave tells the daemon that the arena is unmapped.
+static void leave(int fd) {
+    proto_attach_left left = {.magic = PROTO_ATTACH_LEFT};
+    (void)!send(fd, &left, sizeof(left), MSG_DONTWAIT | MSG_NOSIGNAL); // it may be gone
+}
+
 static void free_conn(client_conn *base) {
     ring_conn *conn = ring_of(base);
+    if (base->engine) {
+        base->engine->close(base->engine_state);
+        leave(conn->fd);
+    }
     munmap(conn->region, conn->layout.bytes);
     close(conn->fd);
     client_conn_fini(base);
@@ -443,24 +455,50 @@ static const client_conn_ops ring_ops = {
     alloc, msg_free, again, prepare, send_msg, ready, wait_reply, await, lose, free_conn,
 };
 
+static attnd_err open_engine(const client_ring_opts *opts, client_attached *a, void **state,
+                             attnd_errinfo *info) {
+    attnd_engine_opts engine = {.fd = a->arena_fd,
+                                .bytes = a->arena.bytes,
+                                .deterministic = a->arena.flags & PROTO_ARENA_DETERMINISTIC,
+                                .threads = opts->engine_threads};
+    memcpy(engine.device, a->arena.device, sizeof(engine.device));
+    attnd_err err = opts->engine->open(state, &engine, info);
+    close(a->arena_fd);
+    return err;
+}
+
 attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
                            attnd_errinfo *info) {
     proto_attach ask = {.magic = PROTO_RING_MAGIC,
                         .version = PROTO_VERSION,
+                        .flags = opts->engine ? PROTO_ATTACH_ARENA : 0,
                         .entries = ENTRIES,
                         .data_bytes = opts->data_bytes};
     client_attached a;
+    void *state = NULL;
     attnd_err err = client_attach(&a, opts->path, &ask, opts->timeout_ms, most, info);
     if (err) {
         return err;
     }
     ring_conn *conn = calloc(1, sizeof(*conn));
     if (!conn) {
+        err = attnd_fail(info, ATTND_ENOMEM, "", "no memory for a connection");
+    }
+    if (opts->engine && !err) {
+        err = open_engine(opts, &a, &state, info);
+    } else if (opts->engine) {
+        close(a.arena_fd);
+    }
+    if (err) {
         munmap(a.base, a.layout.bytes);
+        leave(a.fd);
         close(a.fd);
-        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for a connection");
+        free(conn);
+        return err;
     }
     client_conn_init(&conn->base, &ring_ops);
+    conn->base.engine = opts->engine;
+    conn->base.engine_state = state;
     conn->fd = a.fd;
     conn->region = a.base;
     conn->head = (proto_ring *)(void *)a.base;

@@ -115,7 +115,11 @@ static attnd_err hello(const attnd_client *c, uint64_t session, const uint8_t *s
 static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l,
                            attnd_errinfo *info) {
     uint64_t most = 0;
-    client_ring_opts opts = {path, c->timeout_ms, c->ring_bytes, c->spin_us};
+    client_ring_opts opts = {.path = path,
+                             .timeout_ms = c->timeout_ms,
+                             .spin_us = c->spin_us,
+                             .engine = c->engine,
+                             .engine_threads = c->engine_threads};
     opts.data_bytes = c->ring_bytes ? c->ring_bytes : DEFAULT_RING_BYTES;
     attnd_err err = client_ring_open(&l->conn, &opts, &most, info);
     if (err == ATTND_EMSGSIZE && !c->ring_bytes && most > 0) {
@@ -221,6 +225,9 @@ static attnd_err check_opts(const char *url, const attnd_connect_opts *o, attnd_
         return attnd_fail(info, ATTND_EINVAL, "timeout_ms", "timeout_ms %d is negative",
                           o->timeout_ms);
     }
+    if (o->engine && o->transport == ATTND_TRANSPORT_NNG) {
+        return attnd_fail(info, ATTND_EINVAL, "engine", "an engine needs a ring");
+    }
     if (o->transport < ATTND_TRANSPORT_AUTO || o->transport > ATTND_TRANSPORT_RING) {
         return attnd_fail(info, ATTND_EINVAL, "transport", "%d is no transport", (int)o->transport);
     }
@@ -238,7 +245,9 @@ static attnd_client *create_client(const char *url, const attnd_connect_opts *o)
     c->url = strdup(url);
     c->client_name = strdup(o->client_name ? o->client_name : program_invocation_short_name);
     c->tenant = strdup(o->tenant ? o->tenant : "default");
-    c->transport = o->transport;
+    c->transport = o->engine ? ATTND_TRANSPORT_RING : o->transport;
+    c->engine = o->engine;
+    c->engine_threads = o->engine_threads;
     c->timeout_ms = o->timeout_ms ? o->timeout_ms : DEFAULT_TIMEOUT_MS;
     c->ring_bytes = o->ring_bytes;
     c->spin_us = o->spin_us < 0 ? 0 : o->spin_us ? (uint32_t)o->spin_us : DEFAULT_SPIN_US;

@@ -66,8 +66,8 @@ static uint64_t lay_out_step(uint8_t *msg, proto_step step, const attnd_step_seq
 }
 
 // read_step fills seqs from the reply, or nothing.
-static attnd_err read_step(proto_view msg, attnd_step_seq *seqs, uint32_t num_seqs, uint64_t *step,
-                           attnd_errinfo *info) {
+static attnd_err read_step(proto_view msg, attnd_step_seq *seqs, uint32_t num_seqs,
+                           proto_step_reply *out, attnd_errinfo *info) {
     proto_step_reply r;
     const void *lens = NULL;
     attnd_err err = proto_read(msg, &r, sizeof(r), false, info);
@@ -91,7 +91,7 @@ static attnd_err read_step(proto_view msg, attnd_step_seq *seqs, uint32_t num_se
         seqs[i].committed = len[i].committed;
         seqs[i].cached = len[i].cached;
     }
-    *step = r.step;
+    *out = r;
     return ATTND_OK;
 }
 
@@ -128,17 +128,56 @@ static attnd_err check_commit(attnd_client *c, const attnd_step_opts *o, attnd_e
     return o->commit_step ? check_num(c, "num_commit", o->num_commit, info) : ATTND_OK;
 }
 
-attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
-                          const attnd_step_opts *opts, uint64_t *step, attnd_errinfo *info) {
-    static const attnd_step_opts none;
-    const attnd_step_opts *o = opts ? opts : &none;
+static bool is_of_commit(const attnd_errinfo *info) {
+    static const char prefix[] = "commit.";
+    return strncmp(info->field, prefix, sizeof(prefix) - 1) == 0;
+}
+
+// check_ready is client_engine_ready for a commit that a step carries.
+static attnd_err check_ready(attnd_client *c, const attnd_step_opts *o, attnd_errinfo *info) {
+    attnd_err err = client_engine_ready(c, o->commit_step, info);
+    if (err) {
+        strcpy(info->field, "commit.step");
+    }
+    return err;
+}
+
+// get_tables_room returns what a reply has room for, set_tables_room sets it.
+static uint64_t get_tables_room(attnd_client *c) {
+    pthread_mutex_lock(&c->lock);
+    uint64_t room = c->engine ? c->tables_room : 0;
+    pthread_mutex_unlock(&c->lock);
+    return room;
+}
+
+static void set_tables_room(attnd_client *c, uint64_t room) {
+    pthread_mutex_lock(&c->lock);
+    c->tables_room = room;
+    pthread_mutex_unlock(&c->lock);
+}
+
+// open_in_engine: a step that the engine does not take is given back.
+static attnd_err open_in_engine(attnd_client *c, const client_msg *reply, const proto_step_reply *r,
+                                uint32_t model, const attnd_step_seq *seqs, attnd_errinfo *info) {
+    attnd_engine_step s = {r->step, model, seqs, r->num_seqs, NULL, 0};
+    attnd_err err = client_engine_step(reply, r->tables_off, &s, info);
+    if (err) {
+        attnd_step_cancel(c, r->step, NULL);
+    }
+    return err;
+}
+
+// open_step makes one request.
+static attnd_err open_step(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
+                           const attnd_step_opts *o, uint64_t *step, attnd_errinfo *info) {
     client_msg m = {0};
     proto_step body = {.model = model, .num_seqs = num_seqs, .deadline_ms = o->deadline_ms};
+    proto_step_reply r = {.step = 0};
     client_start_opts how = {.request_id = o->request};
-    uint64_t room = PROTO_BODY + sizeof(proto_step_reply) + num_seqs * sizeof(proto_step_len);
-    attnd_err err = client_check_seqs(c, seqs, num_seqs, info);
-    if (err || (err = check_commit(c, o, info)) ||
-        (err = client_request(c, lay_out_step(NULL, body, seqs, o), room, &m, info))) {
+    uint64_t room = PROTO_BODY + sizeof(proto_step_reply) + num_seqs * sizeof(proto_step_len) +
+                    get_tables_room(c);
+    attnd_err err = client_request(c, lay_out_step(NULL, body, seqs, o), room, &m, info);
+    if (err) {
         return err;
     }
     uint64_t commit_request = 0;
@@ -149,12 +188,37 @@ attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs,
     }
     lay_out_step(m.data, body, seqs, o);
     if (!(err = client_call(c, PROTO_STEP, &m, body.deadline_ms, &how, info))) {
-        err = read_step(client_msg_view(&m), seqs, num_seqs, step, info);
+        err = read_step(client_msg_view(&m), seqs, num_seqs, &r, info);
     }
     if (o->commit_step) {
         client_unsure_set(c, o->commit_step, commit_request, err);
+        if (!err || (!is_unsure(err) && (err == ATTND_ESTALE || !is_of_commit(info)))) {
+            client_engine_close(c, o->commit_step); // it was made, or is no more
+        }
+    }
+    if (!err && !(err = open_in_engine(c, &m, &r, model, seqs, info))) {
+        *step = r.step;
     }
     client_msg_free(&m);
+    return err;
+}
+
+attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
+                          const attnd_step_opts *opts, uint64_t *step, attnd_errinfo *info) {
+    attnd_step_opts o = opts ? *opts : (attnd_step_opts){0};
+    attnd_errinfo own;
+    info = info ? info : &own;
+    attnd_err err = client_check_seqs(c, seqs, num_seqs, info);
+    if (err || (err = check_commit(c, &o, info)) ||
+        (o.commit_step && (err = check_ready(c, &o, info)))) {
+        return err;
+    }
+    err = open_step(c, model, seqs, num_seqs, &o, step, info);
+    if (err == ATTND_EMSGSIZE && c->engine && info->detail > 0) { // the tables have grown
+        set_tables_room(c, 2 * (uint64_t)info->detail);
+        o.commit_step = 0; // it stands
+        err = open_step(c, model, seqs, num_seqs, &o, step, info);
+    }
     return err;
 }
 
@@ -190,7 +254,8 @@ attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *
     proto_commit body = {.step = step, .num_seqs = num_seqs};
     uint64_t room = PROTO_BODY + sizeof(proto_lens) + num_seqs * sizeof(*lens);
     attnd_err err = check_num(c, "num_seqs", num_seqs, info);
-    if (err || (err = client_request(c, lay_out_commit(NULL, &body, accept), room, &m, info))) {
+    if (err || (err = client_engine_ready(c, step, info)) ||
+        (err = client_request(c, lay_out_commit(NULL, &body, accept), room, &m, info))) {
         return err;
     }
     uint64_t request = 0;
@@ -200,6 +265,9 @@ attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *
         err = read_lens(client_msg_view(&m), num_seqs, lens, info);
     }
     client_unsure_set(c, step, request, err);
+    if (!err || err == ATTND_ESTALE) {
+        client_engine_close(c, step);
+    }
     client_msg_free(&m);
     return err;
 }
@@ -209,5 +277,6 @@ attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info)
     if (step == 0) {
         return attnd_fail(info, ATTND_EINVAL, "step", "0 is no step");
     }
+    client_engine_close(c, step); // no attend of it runs on
     return client_call_fixed(c, PROTO_CANCEL, &body, sizeof(body), NULL, 0, info);
 }

@@ -1,12 +1,13 @@
-// decoder nng|ring|reference URL [SEED [PAUSE_MS [f32|bf16]]]: answers a prompt with 100 tokens, as
-// numbers; with a pause before each step, to have time to be disturbed.  In bf16 over a daemon it
-// is fed the reference's tokens, so that one token that was close does not change all that follow;
-// a token that neither is the reference's nor was close is an error.
+// decoder nng|ring|inproc|reference URL [SEED [PAUSE_MS [f32|bf16]]]: answers a prompt with 100
+// tokens, as numbers; with a pause before each step, to have time to be disturbed.  In bf16 over a
+// daemon it is fed the reference's tokens, so that one token that was close does not change all
+// that follow; a token that neither is the reference's nor was close is an error.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "attention/attn_engine.h"
 #include "tests/e2e/decoder.h"
 
 enum { NUM = 100 };
@@ -66,15 +67,20 @@ static bool compare(const uint8_t *want, const float *margins, const uint8_t *go
 int main(int argc, char **argv) {
     const char *how = argc > 2 ? argv[1] : "";
     bool ring = strcmp(how, "ring") == 0, reference = strcmp(how, "reference") == 0;
-    if (!ring && !reference && strcmp(how, "nng") != 0) {
-        fprintf(stderr, "usage: decoder nng|ring|reference URL [SEED [PAUSE_MS [f32|bf16]]]\n");
+    bool inproc = strcmp(how, "inproc") == 0;
+    if (!ring && !reference && !inproc && strcmp(how, "nng") != 0) {
+        fprintf(stderr,
+                "usage: decoder nng|ring|inproc|reference URL [SEED [PAUSE_MS [f32|bf16]]]\n");
         return 2;
     }
     bool is_bf16 = argc > 5 && strcmp(argv[5], "bf16") == 0;
     const decoder_kind *kind = is_bf16 ? &decoder_bf16 : &decoder_f32;
     attnd_client *c = NULL;
     attnd_errinfo info = {0};
-    attnd_connect_opts opts = {.transport = ring ? ATTND_TRANSPORT_RING : ATTND_TRANSPORT_NNG};
+    attnd_connect_opts opts = {.transport = ring     ? ATTND_TRANSPORT_RING
+                                            : inproc ? ATTND_TRANSPORT_AUTO
+                                                     : ATTND_TRANSPORT_NNG,
+                               .engine = inproc ? attn_engine_cpu() : NULL};
     if (!reference && attnd_connect(&c, argv[2], &opts, &info)) {
         fprintf(stderr, "decoder: %s\n", info.text);
         return 1;

@@ -1,19 +1,26 @@
 // A whole decoder over the daemon gives the tokens that it gives with the float64 reference.
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "attention/attn_engine.h"
 #include "tests/e2e/decoder.h"
 #include "tests/e2e/harness.h"
 
 enum { PROMPT = 150, NUM = 200, SEEDS = 3 };
 
+static char in_process[64];
 static const char *const flags[] = {"--set", "cache.memory=64MiB", "--set", "cache.slab=1MiB",
-                                    NULL};
-static const attnd_transport transports[] = {ATTND_TRANSPORT_NNG, ATTND_TRANSPORT_RING};
+                                    "--set", in_process,           NULL};
+enum { OVER_NNG, OVER_RING, IN_PROCESS, WAYS, GPU_WAYS = IN_PROCESS };
+static const attnd_transport transports[] = {ATTND_TRANSPORT_NNG, ATTND_TRANSPORT_RING,
+                                             ATTND_TRANSPORT_RING};
 
 static e2e_daemon d;
 
 static void setup(void) {
     memset(&d, 0, sizeof(d));
+    snprintf(in_process, sizeof(in_process), "server.in_process_uids=%u", (unsigned)getuid());
     e2e_start(&d, flags);
 }
 
@@ -76,10 +83,11 @@ static void converse(attnd_client *c, const decoder_kind *kind, uint64_t seed) {
     decoder_free(m);
 }
 
-static void converse_over(attnd_transport transport, const decoder_kind *kind) {
+static void converse_over(int way, const decoder_kind *kind) {
     attnd_client *c;
     attnd_errinfo info = {0};
-    attnd_connect_opts opts = {.transport = transport};
+    attnd_connect_opts opts = {.transport = transports[way],
+                               .engine = way == IN_PROCESS ? attn_engine_cpu() : NULL};
     ATTND_CK_OK(attnd_connect(&c, d.url, &opts, &info));
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         converse(c, kind, seed);
@@ -88,12 +96,12 @@ static void converse_over(attnd_transport transport, const decoder_kind *kind) {
 }
 
 START_TEST(decoder_has_the_references_tokens) {
-    converse_over(transports[_i], &decoder_f32);
+    converse_over(_i, &decoder_f32);
 }
 END_TEST
 
 START_TEST(decoder_in_bf16_has_the_references_tokens) {
-    converse_over(transports[_i], &decoder_bf16);
+    converse_over(_i, &decoder_bf16);
 }
 END_TEST
 
@@ -102,12 +110,12 @@ static Suite *suite(void) {
     TCase *tc = tcase_create("decoder");
     tcase_set_timeout(tc, 120);
     tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_loop_test(tc, decoder_has_the_references_tokens, 0, 2);
+    tcase_add_loop_test(tc, decoder_has_the_references_tokens, 0, WAYS);
     suite_add_tcase(s, tc);
     tc = tcase_create("bf16"); // what a GPU can do: CK_RUN_CASE=bf16
     tcase_set_timeout(tc, 120);
     tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_loop_test(tc, decoder_in_bf16_has_the_references_tokens, 0, 2);
+    tcase_add_loop_test(tc, decoder_in_bf16_has_the_references_tokens, 0, GPU_WAYS);
     suite_add_tcase(s, tc);
     return s;
 }

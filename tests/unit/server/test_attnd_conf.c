@@ -54,7 +54,7 @@ static void print_limits(FILE *out, const srv_conf_key *key) {
     const char *when = key->reloadable ? "reload" : "start";
     value(min, key->type, key->min);
     value(max, key->type, key->max);
-    if (key->type == SRV_CONF_TEXT) {
+    if (key->type == SRV_CONF_TEXT || key->type == SRV_CONF_UIDS) {
         snprintf(line, sizeof(line), "Text, at most %d bytes; %s.", SRV_CONF_TEXT_BYTES - 1, when);
     } else if (key->type == SRV_CONF_BOOL) {
         snprintf(line, sizeof(line), "on or off; %s.", when);

@@ -101,6 +101,7 @@ START_TEST(bad_values_are_refused_and_change_nothing) {
         {"compute.deterministic", "yes"},
         {"tenant a.share", "0"},
         {"tenant a.uids", "12 x"},
+        {"server.in_process_uids", "root"},
         {"tenant a.uids", "4294967295"},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -188,8 +189,8 @@ START_TEST(a_file_sets_keys_and_tenants) {
     ck_assert_uint_eq(conf.memory_bytes, 2ull << 30);
     ck_assert_uint_eq(conf.num_tenants, 2);
     ck_assert_str_eq(conf.tenants[1].name, "team.a");
-    ck_assert_uint_eq(conf.tenants[1].num_uids, 2);
-    ck_assert_uint_eq(conf.tenants[1].uid_list[1], 1001);
+    ck_assert_uint_eq(conf.tenants[1].uids.num, 2);
+    ck_assert_uint_eq(conf.tenants[1].uids.list[1], 1001);
     ck_assert_uint_eq(conf.tenants[1].quota_blocks, 5);
     ck_assert_uint_eq(conf.tenants[0].share, 3);
 }
@@ -362,6 +363,17 @@ START_TEST(a_tenant_without_uids_admits_everybody) {
 }
 END_TEST
 
+START_TEST(in_process_uids_admit_those_they_name_and_else_nobody) {
+    srv_conf_init(&conf);
+    ck_assert(!srv_conf_in_process(&conf, 0));
+    ATTND_CK_OK(srv_conf_set(&conf, "server.in_process_uids", "12 0", &info));
+    ck_assert(srv_conf_in_process(&conf, 0));
+    ck_assert(srv_conf_in_process(&conf, 12));
+    ck_assert(!srv_conf_in_process(&conf, 13));
+    ck_assert(!srv_conf_in_process(&conf, UINT32_MAX));
+}
+END_TEST
+
 START_TEST(tenants_and_uids_are_bounded) {
     char key[SRV_CONF_NAME_BYTES * 2];
     for (int i = 1; i < SRV_CONF_MAX_TENANTS; i++) {
@@ -402,6 +414,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_gpu_wants_its_own_keys);
     tcase_add_test(tc, all_contradictions_are_told);
     tcase_add_test(tc, a_tenant_without_uids_admits_everybody);
+    tcase_add_test(tc, in_process_uids_admit_those_they_name_and_else_nobody);
     tcase_add_test(tc, tenants_and_uids_are_bounded);
     suite_add_tcase(s, tc);
     return s;

@@ -1,0 +1,85 @@
+// attn_engine_core is what all engines have in common: models, open steps with their tables, the
+// checks of an attend, and its rows.  Where memory lies and how a launch runs is behind a table.
+// Private to engines.
+#ifndef ATTND_ATTENTION_ATTN_ENGINE_CORE_H
+#define ATTND_ATTENTION_ATTN_ENGINE_CORE_H
+
+#include <pthread.h>
+
+#include "attention/attn_model.h"
+#include "attention/attn_rows.h"
+#include "proto/client/attnd_engine.h"
+
+typedef struct attn_engine attn_engine;
+
+// attn_engine_memory is host memory that launches read: a model's arrays, a step's tables.
+// Where they see it, byte i of host is byte i of device.
+typedef struct attn_engine_memory {
+    uint8_t *host, *device;
+    size_t bytes;
+} attn_engine_memory;
+
+typedef struct attn_engine_model {
+    struct attn_engine_model *next;
+    uint32_t number;
+    attn_model *attn; // owned
+    attn_engine_memory floats;
+} attn_engine_model;
+
+typedef struct attn_engine_step {
+    struct attn_engine_step *next;
+    uint64_t handle; // 0 = a step's memory without a step
+    const attn_engine_model *model;
+    uint32_t num_seqs, rows, new_rows;
+    attn_engine_memory memory; // tables, positions, tree masks; used bytes of it:
+    size_t used;
+    attn_seq *seqs;          // [max_seqs]; positions and trees point into memory
+    const uint32_t **tables; // [max_seqs, ATTN_MODEL_GROUPS], into memory
+    uint32_t max_seqs;
+    uint64_t attended[PROTO_MAX_LAYERS / 64]; // a bit a layer
+    bool uploaded;                            // a backend's
+} attn_engine_step;
+
+// attn_engine_ops is what a kind of memory does.  Called one at a time, under the engine's lock.
+typedef struct attn_engine_ops {
+    // open maps the arena: fills in pool, pool_bytes and backend.
+    attnd_err (*open)(attn_engine *e, const attnd_engine_opts *opts, attnd_errinfo *info);
+    void (*close)(attn_engine *e); // accepts a half-made one
+    // check_model says what the kernels do not take.
+    attnd_err (*check_model)(attn_engine *e, const attn_model *m, attnd_errinfo *info);
+    // alloc makes memory of at least bytes.  ATTND_ENOMEM, ATTND_ECUDA.
+    attnd_err (*alloc)(attn_engine *e, attn_engine_memory *out, size_t bytes, attnd_errinfo *info);
+    void (*free)(attn_engine *e, attn_engine_memory *m); // all zero: does nothing
+    // run runs a launch; pointers of its rows are device's.
+    attnd_err (*run)(attn_engine *e, attn_engine_step *s, const attn_params *p,
+                     const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info);
+    // ready returns when what was run of a step has ended.
+    attnd_err (*ready)(attn_engine *e, attn_engine_step *s, attnd_errinfo *info);
+} attn_engine_ops;
+
+struct attn_engine {
+    const attn_engine_ops *ops;
+    pthread_mutex_t lock; // guards all below
+    void *pool;
+    uint64_t pool_bytes;
+    bool deterministic;
+    void *backend;
+    attn_engine_model *models; // newest first
+    attn_engine_step *steps;
+    attn_row *rows; // [max_rows]
+    uint32_t max_rows;
+};
+
+// attn_engine_open and what follows are the functions of attnd_engine.
+attnd_err attn_engine_open(void **out, const attn_engine_ops *ops, const attnd_engine_opts *opts,
+                           attnd_errinfo *info);
+void attn_engine_close(void *state);
+attnd_err attn_engine_model_open(void *state, uint32_t model, const char *json,
+                                 uint32_t block_tokens, attnd_errinfo *info);
+attnd_err attn_engine_step_open(void *state, const attnd_engine_step *step, attnd_errinfo *info);
+attnd_err attn_engine_attend(void *state, const attnd_attend_args *args, attnd_ran *ran,
+                             attnd_errinfo *info);
+attnd_err attn_engine_step_ready(void *state, uint64_t step, attnd_errinfo *info);
+void attn_engine_step_close(void *state, uint64_t step);
+
+#endif
