@@ -7,8 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "tests/load/bench_data.h"
-
 enum { MAX_HEAD_DIM = 256 };
 
 static void cos_sin_of(const bench_model *m, uint32_t position, double *out) {
@@ -95,7 +93,8 @@ ROTATE(rotate_f32, float)
 // raw makes n elements of a row as they were sent, rounded to the model's type.
 static void raw(const bench_block *b, bench_tensor tensor, uint32_t token, uint32_t first,
                 uint32_t n, float *out) {
-    uint64_t key = bench_row_key(b->seed, b->request, b->layer, tensor, token);
+    uint64_t key =
+        bench_row_key(b->seed, bench_prompt_origin(&b->prompt, token), b->layer, tensor, token);
     bench_fill(out, ATTND_F32, tensor, key, first, n);
     bench_round(out, b->model->dtype, n);
 }

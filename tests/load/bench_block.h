@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "proto/err.h"
+#include "tests/load/bench_data.h"
 #include "tests/load/bench_model.h"
 
 // bench_rope_table keeps cos and sin of positions 0 to num_positions - 1, so that they are not
@@ -25,7 +26,8 @@ void bench_rope_table_free(bench_rope_table *table);
 typedef struct bench_block {
     const bench_model *model;
     const bench_rope_table *rope;
-    uint64_t seed, request;
+    uint64_t seed;
+    bench_prompt prompt;
     uint32_t layer;
     uint32_t num_tokens;
     const uint32_t *positions; // [num_tokens], in any order; the row at p sees keys up to p

@@ -177,7 +177,7 @@ static void reject(const bench_check *c, bench_verdict *v, const bench_block *b,
         snprintf(v->first, sizeof(v->first),
                  "request %" PRIu64 ", layer %" PRIu32 ", position %" PRIu32 ", head %" PRIu32
                  ", dim %" PRIu32 ": got %.9g, want %.9g, error %.3g, bound %.3g",
-                 b->request, b->layer, b->positions[t], d->elem / c->model->v_head_dim,
+                 b->prompt.request, b->layer, b->positions[t], d->elem / c->model->v_head_dim,
                  d->elem % c->model->v_head_dim, d->got, d->want, d->err, d->bound);
     }
 }
@@ -272,7 +272,7 @@ attnd_err bench_check_rows(bench_check *c, const bench_rows *rows, bench_verdict
             .model = c->model,
             .rope = &c->rope,
             .seed = c->seed,
-            .request = rows->request,
+            .prompt = rows->prompt,
             .layer = rows->layer,
             .num_tokens = rows->num_rows - at < step ? rows->num_rows - at : step,
             .positions = rows->positions + at,

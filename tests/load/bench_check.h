@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "proto/err.h"
+#include "tests/load/bench_data.h"
 #include "tests/load/bench_model.h"
 
 typedef struct bench_verdict {
@@ -44,7 +45,7 @@ typedef struct bench_call {
 
 // bench_rows is what is to be checked: rows of one request and layer.
 typedef struct bench_rows {
-    uint64_t request;
+    bench_prompt prompt;
     uint32_t layer;
     uint32_t num_rows;
     const uint32_t *positions; // [num_rows]

@@ -10,10 +10,22 @@
 #include "tests/load/bench_math.h"
 
 enum { PIECE = 256 };
+#define SHARED (UINT64_C(1) << 63) // an origin that is a hash id, not a request
 
-uint64_t bench_row_key(uint64_t seed, uint64_t request, uint32_t layer, bench_tensor tensor,
+uint64_t bench_prompt_origin(const bench_prompt *prompt, uint32_t token) {
+    uint32_t block = token / BENCH_SHARED_TOKENS;
+    bool shared = token < prompt->input && block < prompt->num_ids;
+    return shared ? SHARED | prompt->ids[block] : prompt->request;
+}
+
+uint32_t bench_token_id(uint64_t seed, uint64_t origin, uint32_t token) {
+    uint64_t key = bench_hash64(bench_hash64(seed ^ 0x746f6b656eu) ^ bench_hash64(origin));
+    return (uint32_t)bench_hash64(key ^ token);
+}
+
+uint64_t bench_row_key(uint64_t seed, uint64_t origin, uint32_t layer, bench_tensor tensor,
                        uint32_t token) {
-    uint64_t key = bench_hash64(seed ^ bench_hash64(request));
+    uint64_t key = bench_hash64(seed ^ bench_hash64(origin));
     key = bench_hash64(key ^ ((uint64_t)layer << 2 | (uint64_t)tensor));
     return bench_hash64(key ^ token);
 }

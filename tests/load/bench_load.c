@@ -143,6 +143,10 @@ bool bench_load_next(bench_load *load, bench_request *out) {
         time_us = row->time_us;
         req.input = row->input > 0 ? row->input : 1;
         req.output = row->output > 0 ? row->output : 1;
+        if (load->opts.shares_prefixes) {
+            req.ids = load->trace.ids + row->first_id;
+            req.num_ids = row->num_ids;
+        }
     } else {
         req.input = draw(&load->opts.input, &load->input_rng);
         req.output = draw(&load->opts.output, &load->output_rng);
@@ -150,6 +154,10 @@ bool bench_load_next(bench_load *load, bench_request *out) {
     req.arrival_us = arrival(load, lap, time_us);
     *out = req;
     return true;
+}
+
+bool bench_load_shares(const bench_load *load) {
+    return load->opts.shares_prefixes && load->trace.num_ids > 0;
 }
 
 uint64_t bench_load_total(const bench_load *load) {

@@ -32,6 +32,7 @@ typedef struct bench_load_opts {
     double speed;          // of the trace's clock; 1 = as recorded
     uint64_t num_requests; // 0 = the trace once; without a trace for ever
     bool endless;          // num_requests is ignored; a trace begins again at its end
+    bool shares_prefixes;  // prompts have the hash ids of the trace, if it has any
     uint64_t seed;
 } bench_load_opts;
 
@@ -39,6 +40,8 @@ typedef struct bench_request {
     uint64_t id;            // 0, 1, 2 ...
     uint32_t input, output; // tokens, >= 1 (a recorded 0 counts as 1)
     uint64_t arrival_us;    // since the start; 0 for BENCH_CLOSED
+    const uint32_t *ids;    // [num_ids], of its prompt (bench_data.h); borrowed from the load
+    uint32_t num_ids;
 } bench_request;
 
 typedef struct bench_load bench_load;
@@ -50,6 +53,9 @@ void bench_load_free(bench_load *load);
 
 // bench_load_next returns the next request, in order of arrival; false when there are no more.
 bool bench_load_next(bench_load *load, bench_request *out);
+
+// bench_load_shares says whether prompts have hash ids.
+bool bench_load_shares(const bench_load *load);
 
 // bench_load_total returns how many requests there will be, 0 = no end.
 uint64_t bench_load_total(const bench_load *load);

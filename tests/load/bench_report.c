@@ -24,6 +24,10 @@ static double per_second(const bench_report *r, uint64_t count) {
     return r->stats->elapsed_us > 0 ? (double)count * 1e6 / (double)r->stats->elapsed_us : 0;
 }
 
+static double hit_rate(const bench_stats *s) {
+    return s->prefill_tokens > 0 ? (double)s->cached_tokens / (double)s->prefill_tokens : 0;
+}
+
 // ---- table
 
 static void print_times(const bench_report *r, FILE *out) {
@@ -101,6 +105,8 @@ void bench_report_table(const bench_report *r, FILE *out) {
             " of them again)\n",
             "prefill tokens/s", per_second(r, s->prefill_tokens), m->layers, s->prefill_tokens,
             s->recomputed_tokens);
+    fprintf(out, "  %-22s %" PRIu64 " of the prefill tokens were cached (%.2f%%)\n", "prefix cache",
+            s->cached_tokens, 100 * hit_rate(s));
     fprintf(out, "  %-22s %.0f (attention only, %" PRIu32 " layers; %" PRIu64 " tokens)\n",
             "decode tokens/s", per_second(r, s->decode_tokens), m->layers, s->decode_tokens);
     print_times(r, out);
@@ -175,6 +181,8 @@ static void add_rates(cJSON *root, const bench_report *r) {
     add_text(root, "tokens_are", scope);
     add_u64(root, "prefill_tokens", s->prefill_tokens);
     cJSON_AddNumberToObject(root, "prefill_tokens_per_s", per_second(r, s->prefill_tokens));
+    add_u64(root, "cached_tokens", s->cached_tokens);
+    cJSON_AddNumberToObject(root, "prefix_hit_rate", hit_rate(s));
     add_u64(root, "decode_tokens", s->decode_tokens);
     cJSON_AddNumberToObject(root, "decode_tokens_per_s", per_second(r, s->decode_tokens));
     add_u64(root, "recomputed_tokens", s->recomputed_tokens);
@@ -243,7 +251,9 @@ static void add_definitions(cJSON *root) {
         "summation orders, of the row or relative to size of the 32 rows round it) + 1 ulp of "
         "the output type at the row's largest output; made only as far as was needed");
     add_text(o, "prefill_tokens",
-             "tokens fed that do not each generate one; recomputed ones included");
+             "tokens fed that do not each generate one; recomputed and cached ones included");
+    add_text(o, "cached_tokens", "of these, found in the daemon's prefix cache and not computed");
+    add_text(o, "prefix_hit_rate", "cached_tokens over prefill_tokens");
     add_text(o, "rates", "counts over elapsed_s; prefill and decode share steps");
     add_text(o, "quantiles",
              "log-linear histogram of microseconds, error at most 1%; mean, max exact");

@@ -23,6 +23,7 @@
 enum {
     STARVED_STEPS = 8,               // without blocks, until the last sequence is preempted too
     MAX_FAILURES = 10,               // in a row
+    DEFAULT_BLOCK = 64,              // tokens; the daemon's default, unless it is configured
     MESSAGE_SLACK_BYTES = 256 << 10, // headers and step entries beside the tensors
     IDLE_US = 20000,                 // longest sleep between looks at the stop flag
 };
@@ -46,6 +47,7 @@ typedef struct runner {
     bench_stats *stats;
     bench_progress bar;
     uint32_t prefill_chunk; // in use
+    uint32_t block_tokens;  // that parts of prompts are multiples of
     seq *running;           // [concurrency]
     uint32_t num_running;
     seq *preempted; // [concurrency]
@@ -202,8 +204,21 @@ static attnd_err drop_step(runner *r, attnd_errinfo *info) {
 // ---- one iteration
 
 static void add(runner *r, seq *s, uint32_t take) {
+    const bench_prompt prompt = {
+        .request = s->req.id, .ids = s->req.ids, .num_ids = s->req.num_ids, .input = s->req.input};
     s->take = take;
-    bench_step_add(r->step, s->handle, s->req.id, s->len, take, &s->batch);
+    bench_step_add(r->step, s->handle, &prompt, s->len, take, &s->batch);
+}
+
+// part_of returns how many of the tokens that are left are fed within a budget.  A part of a prompt
+// that may be cached ends with a block, since behind one that is not full nothing is looked up.
+static uint32_t part_of(const runner *r, const seq *s, uint32_t budget) {
+    uint32_t left = known(s) - s->len;
+    if (left <= budget) {
+        return left;
+    }
+    uint32_t over = r->link.gives_tokens ? (s->len + budget) % r->block_tokens : 0;
+    return over < budget ? budget - over : budget;
 }
 
 static void build(runner *r) {
@@ -218,8 +233,7 @@ static void build(runner *r) {
     for (uint32_t i = 0; i < r->num_running && budget > 0; i++) {
         seq *s = &r->running[i];
         if (s->take == 0) {
-            uint32_t left = known(s) - s->len;
-            uint32_t take = left < budget ? left : budget;
+            uint32_t take = part_of(r, s, budget);
             add(r, s, take);
             budget -= take;
         }
@@ -429,7 +443,9 @@ attnd_err bench_run(const bench_run_opts *opts, bench_stats *stats, bench_verdic
                  .patience_us = opts->patience_us,
                  .stop = opts->stop,
                  .stats = stats,
-                 .verify_share = opts->verify},
+                 .verify_share = opts->verify,
+                 .gives_tokens = bench_load_shares(opts->load)},
+        .block_tokens = opts->model->block_tokens ? opts->model->block_tokens : DEFAULT_BLOCK,
         .bar = {.on = opts->progress,
                 .total_requests = bench_load_total(opts->load),
                 .duration_us = opts->duration_us},

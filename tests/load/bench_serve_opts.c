@@ -12,7 +12,7 @@ static const bench_serve_opts defaults = {
     .transport_name = "auto",
     .input = "512",
     .output = "64",
-    .load = {.seed = 1},
+    .load = {.seed = 1, .shares_prefixes = true},
     .speed = 1,
     .patience_s = 30,
     .timeout_s = 60,
@@ -52,6 +52,8 @@ static uint32_t load_rows(bench_serve_opts *o, bench_opt *table, uint32_t at) {
          "end after S seconds instead; what is running then is cut off", 0.1, 1e7, false},
         {"trace", BENCH_OPT_TEXT, &o->load.trace, "FILE",
          "lengths from an Azure LLM CSV or a Mooncake JSON-lines trace", 0, 0, false},
+        {"share-prefixes", BENCH_OPT_ON_OFF, &o->load.shares_prefixes, "on|off",
+         "prompts share blocks as the trace's hash_ids say; default on", 0, 0, false},
         {"input", BENCH_OPT_TEXT, &o->input, "N|lognormal:MEAN,SIGMA",
          "prompt tokens; default 512 (MEAN is of the lengths, SIGMA of their logarithm)", 0, 0,
          false},
@@ -146,6 +148,9 @@ static attnd_err check_load(const bench_serve_opts *o, const bench_opt *table,
     if (trace && (bench_opts_seen(table, "input") || bench_opts_seen(table, "output"))) {
         return attnd_fail(info, ATTND_EINVAL, "trace",
                           "--trace has lengths: --input and --output do not go with it");
+    }
+    if (!trace && bench_opts_seen(table, "share-prefixes")) {
+        return attnd_fail(info, ATTND_EINVAL, "share-prefixes", "--share-prefixes needs --trace");
     }
     if (o->trace_time && (!trace || bench_opts_seen(table, "rate"))) {
         return attnd_fail(info, ATTND_EINVAL, "trace-time",

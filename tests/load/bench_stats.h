@@ -45,7 +45,8 @@ typedef struct bench_stats {
     char first_error[256];             // in words; "" = none
     uint64_t steps, layer_calls;
     uint64_t rows;           // tokens x layers attended
-    uint64_t prefill_tokens; // recomputed ones included
+    uint64_t prefill_tokens; // recomputed and cached ones included
+    uint64_t cached_tokens;  // of these, found in the daemon's prefix cache
     uint64_t decode_tokens;
     uint64_t recomputed_tokens; // thrown away by preemptions
     uint64_t preemptions, retries;

@@ -23,6 +23,7 @@ typedef struct bench_link {
     bench_stats *stats;
     bench_verify *verify; // NULL = nothing is verified
     double verify_share;  // of the rows
+    bool gives_tokens;    // ids, so that the daemon may have prefixes in its cache
 } bench_link;
 
 // bench_retry makes a loop around a call that may be refused for the moment:
@@ -48,11 +49,11 @@ void bench_step_free(bench_step *step);
 // bench_step_clear empties the batch.
 void bench_step_clear(bench_step *step);
 
-// bench_step_add adds num tokens of a request's sequence, from position first on.  *open is the
-// sequence's open batch for the verifier (may point to NULL), which a run may replace.
-void bench_step_add(bench_step *step, uint64_t seq, uint64_t request, uint32_t first, uint32_t num,
-                    bench_batch **open);
-uint32_t bench_step_rows(const bench_step *step);
+// bench_step_add adds num tokens of a sequence, from position first on.  *open is the sequence's
+// open batch for the verifier (may point to NULL), which a run may replace.
+void bench_step_add(bench_step *step, uint64_t seq, const bench_prompt *prompt, uint32_t first,
+                    uint32_t num, bench_batch **open);
+uint32_t bench_step_rows(const bench_step *step); // with those that will turn out to be cached
 uint32_t bench_step_seqs(const bench_step *step);
 
 // bench_step_run runs the batch.  ATTND_ENOSPC: the pool has no blocks for it, nothing happened.

@@ -26,7 +26,7 @@ typedef struct reader {
     int column[3]; // of time, input and output, for CSV
     int64_t *times;
     bench_trace *trace;
-    uint64_t capacity;
+    uint64_t capacity, ids_capacity;
     attnd_errinfo *info;
 } reader;
 
@@ -76,7 +76,9 @@ static attnd_err read_line(reader *r, bool *more) {
     return ATTND_OK;
 }
 
-static attnd_err append(reader *r, int64_t time_us, uint32_t input, uint32_t output) {
+// append adds a row whose hash ids are the num_ids that are in the trace already.
+static attnd_err append(reader *r, int64_t time_us, uint32_t input, uint32_t output,
+                        uint32_t num_ids) {
     bench_trace *t = r->trace;
     if (t->num_rows == BENCH_TRACE_MAX_ROWS) {
         return fail_line(r, "more than %d requests", BENCH_TRACE_MAX_ROWS);
@@ -96,7 +98,8 @@ static attnd_err append(reader *r, int64_t time_us, uint32_t input, uint32_t out
         r->capacity = capacity;
     }
     r->times[t->num_rows] = time_us;
-    t->rows[t->num_rows++] = (bench_trace_row){.input = input, .output = output};
+    t->rows[t->num_rows++] = (bench_trace_row){
+        .input = input, .output = output, .num_ids = num_ids, .first_id = t->num_ids - num_ids};
     return ATTND_OK;
 }
 
@@ -232,7 +235,7 @@ static attnd_err read_csv_row(reader *r) {
         return fail_line(r, "GeneratedTokens \"%.40s\" is not a number from 0 to %d",
                          fields[r->column[2]], BENCH_MAX_LENGTH);
     }
-    return append(r, us, input, output);
+    return append(r, us, input, output, 0);
 }
 
 // ---- Mooncake JSON lines
@@ -265,23 +268,43 @@ static attnd_err read_json_length(const reader *r, const cJSON *object, const ch
     return ATTND_OK;
 }
 
-static attnd_err check_hash_ids(const reader *r, const cJSON *object) {
+static attnd_err append_id(reader *r, uint32_t id) {
+    bench_trace *t = r->trace;
+    if (t->num_ids == r->ids_capacity) {
+        uint64_t capacity = r->ids_capacity == 0 ? 4096 : 2 * r->ids_capacity;
+        void *ids = realloc(t->ids, capacity * sizeof(*t->ids));
+        if (ids == NULL) {
+            return attnd_fail(r->info, ATTND_ENOMEM, "trace", "no memory for the trace");
+        }
+        t->ids = ids;
+        r->ids_capacity = capacity;
+    }
+    t->ids[t->num_ids++] = id;
+    return ATTND_OK;
+}
+
+static attnd_err read_hash_ids(reader *r, const cJSON *object, uint32_t *num) {
     const cJSON *ids = cJSON_GetObjectItemCaseSensitive(object, "hash_ids"), *id;
     if (!cJSON_IsArray(ids)) {
         return fail_line(r, "hash_ids is %s", ids == NULL ? "missing" : "not a list");
     }
     cJSON_ArrayForEach(id, ids) {
-        if (!cJSON_IsNumber(id) || id->valuedouble < 0 ||
+        if (!cJSON_IsNumber(id) || !(id->valuedouble >= 0 && id->valuedouble <= UINT32_MAX) ||
             id->valuedouble != floor(id->valuedouble)) {
-            return fail_line(r, "hash_ids holds something that is no id");
+            return fail_line(r, "hash_ids holds something that is no id below 2^32");
         }
+        attnd_err err = append_id(r, (uint32_t)id->valuedouble);
+        if (err != ATTND_OK) {
+            return err;
+        }
+        ++*num;
     }
     return ATTND_OK;
 }
 
 static attnd_err read_object(reader *r, const cJSON *object) {
     double ms = 0;
-    uint32_t input = 0, output = 0;
+    uint32_t input = 0, output = 0, num_ids = 0;
     if (!cJSON_IsObject(object)) {
         return fail_line(r, "not a JSON object");
     }
@@ -293,9 +316,9 @@ static attnd_err read_object(reader *r, const cJSON *object) {
         err = read_json_length(r, object, "output_length", &output);
     }
     if (err == ATTND_OK) {
-        err = check_hash_ids(r, object);
+        err = read_hash_ids(r, object, &num_ids);
     }
-    return err != ATTND_OK ? err : append(r, llrint(ms * 1000), input, output);
+    return err != ATTND_OK ? err : append(r, llrint(ms * 1000), input, output, num_ids);
 }
 
 static attnd_err read_json_row(reader *r) {
@@ -375,5 +398,6 @@ attnd_err bench_trace_read(bench_trace *out, const char *path, uint64_t max_rows
 
 void bench_trace_free(bench_trace *trace) {
     free(trace->rows);
+    free(trace->ids);
     *trace = (bench_trace){0};
 }

@@ -41,7 +41,7 @@ static attnd_err check_batch(const bench_verify *v, bench_check *check, const be
                              bench_verdict *sum) {
     for (uint32_t layer = 0; layer < v->model->layers; layer++) {
         bench_rows rows = {
-            .request = batch->request,
+            .prompt = batch->prompt,
             .layer = layer,
             .num_rows = batch->num_rows,
             .positions = batch->positions,
@@ -172,7 +172,7 @@ uint32_t bench_verify_capacity(const bench_verify *v) {
     return v->capacity;
 }
 
-bench_batch *bench_verify_take(bench_verify *v, uint64_t request) {
+bench_batch *bench_verify_take(bench_verify *v, const bench_prompt *prompt) {
     pthread_mutex_lock(&v->lock);
     while (v->idle == NULL) {
         pthread_cond_wait(&v->given, &v->lock);
@@ -180,7 +180,7 @@ bench_batch *bench_verify_take(bench_verify *v, uint64_t request) {
     bench_batch *batch = v->idle;
     v->idle = batch->next;
     pthread_mutex_unlock(&v->lock);
-    batch->request = request;
+    batch->prompt = *prompt;
     batch->num_rows = 0;
     batch->next = NULL;
     return batch;

@@ -23,7 +23,7 @@ typedef struct bench_verify_opts {
 
 // bench_batch is rows of one request, all layers of each.  Filled by the runtime.
 typedef struct bench_batch {
-    uint64_t request;
+    bench_prompt prompt;
     uint32_t num_rows;        // up to bench_verify_capacity
     uint32_t *positions;      // [capacity]
     bench_call *calls;        // [capacity], see bench_check.h
@@ -39,7 +39,7 @@ attnd_err bench_verify_start(bench_verify **out, const bench_model *m,
 uint32_t bench_verify_capacity(const bench_verify *v);
 
 // bench_verify_take returns an empty batch; it waits for one while verifiers are busy.
-bench_batch *bench_verify_take(bench_verify *v, uint64_t request);
+bench_batch *bench_verify_take(bench_verify *v, const bench_prompt *prompt);
 
 // bench_verify_out returns where the output of a row of a batch goes.
 void *bench_verify_out(const bench_verify *v, const bench_batch *batch, uint32_t layer,

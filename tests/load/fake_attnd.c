@@ -10,7 +10,10 @@ enum { MAX_SEQS = 256, MAX_LEN = 4096, MAX_LAYERS = 4 };
 
 typedef struct fake_seq {
     bool used;
+    bool left; // freed, but its rows are there until the place is needed
     uint32_t len;
+    uint32_t known;                       // of len, tokens whose ids were given
+    uint32_t *tokens;                     // [MAX_LEN]
     float *k[MAX_LAYERS], *v[MAX_LAYERS]; // [MAX_LEN, kv_heads, dim]
 } fake_seq;
 
@@ -18,9 +21,9 @@ struct attnd_client {
     attnd_model_opts model;
     int32_t window[MAX_LAYERS];
     fake_seq seqs[MAX_SEQS];
-    attnd_step_seq step[MAX_SEQS];
-    uint32_t step_seqs; // 0 = no step is open
-    uint32_t attended;  // layers of the open step
+    attnd_step_seq step[MAX_SEQS]; // tokens: not borrowed beyond step_open
+    uint32_t step_seqs;            // 0 = no step is open
+    uint32_t attended;             // layers of the open step
 };
 
 fake_attnd fake;
@@ -61,20 +64,32 @@ attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect
     return ATTND_OK;
 }
 
-static void free_seq(attnd_client *c, fake_seq *s) {
+static void drop_rows(const attnd_client *c, fake_seq *s) {
     for (uint32_t l = 0; l < c->model.layers; l++) {
         free(s->k[l]);
         free(s->v[l]);
     }
+    free(s->tokens);
+    *s = (fake_seq){0};
+}
+
+static void free_seq(attnd_client *c, fake_seq *s) {
     fake.tokens -= s->len;
     fake.live--;
-    *s = (fake_seq){0};
+    s->used = false;
+    s->left = fake.has_prefix_cache;
+    if (!s->left) {
+        drop_rows(c, s);
+    }
 }
 
 void attnd_close(attnd_client *c) {
     for (uint32_t i = 0; i < MAX_SEQS; i++) {
         if (c->seqs[i].used) {
             free_seq(c, &c->seqs[i]);
+        }
+        if (c->seqs[i].left) {
+            drop_rows(c, &c->seqs[i]);
         }
     }
     free(c);
@@ -104,7 +119,12 @@ attnd_err attnd_seq_create(attnd_client *c, uint32_t model, uint64_t *seq, attnd
         if (s->used) {
             continue;
         }
+        if (s->left && i + 1 < MAX_SEQS) {
+            continue;
+        }
+        drop_rows(c, s);
         s->used = true;
+        s->tokens = calloc(MAX_LEN, sizeof(*s->tokens));
         for (uint32_t l = 0; l < c->model.layers; l++) {
             s->k[l] =
                 calloc((size_t)MAX_LEN * c->model.kv_heads * c->model.head_dim, sizeof(float));
@@ -135,6 +155,35 @@ attnd_err attnd_seq_free(attnd_client *c, uint64_t seq, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
+// find_cached copies the rows of the first ones of the tokens, all but the last, that another
+// sequence has behind the same tokens.
+static uint32_t find_cached(const attnd_client *c, fake_seq *s, const attnd_step_seq *in) {
+    const attnd_model_opts *m = &c->model;
+    uint32_t most = 0;
+    const fake_seq *from = NULL;
+    for (uint32_t i = 0; i < MAX_SEQS; i++) {
+        const fake_seq *o = &c->seqs[i];
+        uint32_t n = 0, at = s->len;
+        bool same = o != s && (o->used || o->left) && o->known > at && s->known == at &&
+                    memcmp(o->tokens, s->tokens, at * sizeof(*o->tokens)) == 0;
+        while (same && n + 1 < in->new_len && at + n < o->known &&
+               o->tokens[at + n] == in->tokens[n]) {
+            n++;
+        }
+        if (n > most) {
+            most = n;
+            from = o;
+        }
+    }
+    for (uint32_t l = 0; l < m->layers && from != NULL; l++) {
+        uint64_t k = (uint64_t)m->kv_heads * m->head_dim, v = (uint64_t)m->kv_heads * m->v_head_dim;
+        memcpy(s->k[l] + s->len * k, from->k[l] + s->len * k, most * k * sizeof(float));
+        memcpy(s->v[l] + s->len * v, from->v[l] + s->len * v, most * v * sizeof(float));
+        s->v[l][s->len * v] += fake.spoils_cached ? 1 : 0;
+    }
+    return most;
+}
+
 attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
                           const attnd_step_opts *opts, uint64_t *step, attnd_errinfo *info) {
     (void)opts;
@@ -149,12 +198,24 @@ attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs,
             return attnd_fail(info, ATTND_ESTALE, "seq", "no such sequence");
         }
         seqs[i].committed = s->len;
+        seqs[i].cached = 0;
         rows += seqs[i].new_len;
     }
     if (fake.pool_tokens != 0 && fake.tokens + rows > fake.pool_tokens) {
         return attnd_fail(info, ATTND_ENOSPC, "new_len", "pool is full");
     }
+    for (uint32_t i = 0; i < num_seqs && fake.has_prefix_cache; i++) {
+        fake_seq *s = find(c, seqs[i].seq);
+        if (seqs[i].tokens != NULL) {
+            seqs[i].cached = find_cached(c, s, &seqs[i]);
+            memcpy(s->tokens + s->len, seqs[i].tokens, seqs[i].new_len * sizeof(*s->tokens));
+        }
+        rows -= seqs[i].cached;
+    }
     memcpy(c->step, seqs, num_seqs * sizeof(*seqs));
+    for (uint32_t i = 0; i < num_seqs && fake.lies_about_cached; i++) {
+        seqs[i].cached = seqs[i].new_len;
+    }
     c->step_seqs = num_seqs;
     c->attended = 0;
     fake.max_step_rows = rows > fake.max_step_rows ? rows : fake.max_step_rows;
@@ -210,7 +271,7 @@ attnd_err attnd_attend(attnd_client *c, const attnd_attend_args *a, attnd_ran *r
     for (uint32_t i = 0; i < c->step_seqs; i++) {
         fake_seq *s = find(c, c->step[i].seq);
         uint32_t k_elems = m->kv_heads * m->head_dim, v_elems = m->kv_heads * m->v_head_dim;
-        for (uint32_t t = 0; t < c->step[i].new_len; t++, row++) {
+        for (uint32_t t = c->step[i].cached; t < c->step[i].new_len; t++, row++) {
             uint32_t p = s->len + t;
             for (uint32_t d = 0; d < k_elems; d++) {
                 s->k[a->layer][p * k_elems + d] =
@@ -242,6 +303,7 @@ attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *
     }
     for (uint32_t i = 0; i < num_seqs; i++) {
         fake_seq *s = find(c, c->step[i].seq);
+        s->known += c->step[i].tokens != NULL && s->known == s->len ? accept[i].accepted : 0;
         s->len += accept[i].accepted;
         fake.tokens += accept[i].accepted;
         lens[i] = s->len + fake.lies_about_lengths;

@@ -19,6 +19,9 @@ typedef struct fake_attnd {
     uint32_t spoil_attend;   // the attend of this number (from 1) gives one wrong element; 0 = none
     bool spoil_with_nan;     // and that is a NaN
     bool lies_about_lengths; // commit reports a token too many
+    bool has_prefix_cache;   // tokens of sequences, also of freed ones, are found by their ids
+    bool spoils_cached;      // and what is found is slightly wrong
+    bool lies_about_cached;  // step says that all tokens are cached
     attnd_limits limits;     // 0 = large
     void (*on_call)(void);   // may be NULL
     // for the test to read afterwards

@@ -22,7 +22,7 @@ static bench_block block_of(const uint32_t *positions, uint32_t num) {
     bench_block b = {.model = &model,
                      .rope = &rope,
                      .seed = 1,
-                     .request = 2,
+                     .prompt.request = 2,
                      .num_tokens = num,
                      .positions = positions};
     bench_block_init(&b);

@@ -28,7 +28,7 @@ static void reference(bench_order order) {
         bench_block b = {.model = &model,
                          .rope = &rope,
                          .seed = 5,
-                         .request = 6,
+                         .prompt.request = 6,
                          .num_tokens = LEN - at < step ? LEN - at : step,
                          .positions = positions + at};
         bench_block_init(&b);
@@ -60,7 +60,7 @@ static void teardown(void) {
 }
 
 static void run(const void *rows) {
-    bench_rows r = {.request = 6,
+    bench_rows r = {.prompt.request = 6,
                     .layer = 0,
                     .num_rows = LEN,
                     .positions = positions,

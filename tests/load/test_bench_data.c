@@ -33,6 +33,32 @@ START_TEST(every_coordinate_changes_the_row) {
 }
 END_TEST
 
+// 1000 prompt tokens with ids of two blocks, the third is missing; 24 generated ones.
+START_TEST(tokens_are_those_of_shared_blocks_or_of_the_request) {
+    const uint32_t ids[] = {4, UINT32_MAX};
+    bench_prompt a = {.request = 4, .ids = ids, .num_ids = 2, .input = 1000};
+    bench_prompt b = {.request = 9, .ids = ids, .num_ids = 1, .input = 1000};
+    bench_prompt c = {.request = 9};
+    ck_assert_uint_eq(bench_prompt_origin(&a, 0), bench_prompt_origin(&b, 0));
+    ck_assert_uint_eq(bench_prompt_origin(&a, 511), bench_prompt_origin(&a, 0));
+    ck_assert_uint_ne(bench_prompt_origin(&a, 512), bench_prompt_origin(&a, 511));
+    ck_assert_uint_eq(bench_prompt_origin(&a, 999), bench_prompt_origin(&a, 512));
+    ck_assert_uint_eq(bench_prompt_origin(&a, 1000), 4); // generated
+    ck_assert_uint_ne(bench_prompt_origin(&a, 0), 4);    // the block 4 is not the request 4
+    ck_assert_uint_eq(bench_prompt_origin(&b, 512), 9);
+    ck_assert_uint_eq(bench_prompt_origin(&c, 0), 9);
+}
+END_TEST
+
+START_TEST(token_ids_depend_on_seed_origin_and_place) {
+    uint32_t id = bench_token_id(1, 2, 3);
+    ck_assert_uint_eq(id, bench_token_id(1, 2, 3));
+    ck_assert_uint_ne(id, bench_token_id(9, 2, 3));
+    ck_assert_uint_ne(id, bench_token_id(1, 9, 3));
+    ck_assert_uint_ne(id, bench_token_id(1, 2, 9));
+}
+END_TEST
+
 START_TEST(values_are_spread_as_said_and_never_0) {
     enum { ROWS = 1000, N = 256 };
     double sum[2] = {0}, sq[2] = {0}, product = 0;
@@ -132,6 +158,8 @@ static Suite *suite(void) {
     TCase *tc = tcase_create("data");
     tcase_add_test(tc, a_row_is_the_same_every_time_and_in_any_piece);
     tcase_add_test(tc, every_coordinate_changes_the_row);
+    tcase_add_test(tc, tokens_are_those_of_shared_blocks_or_of_the_request);
+    tcase_add_test(tc, token_ids_depend_on_seed_origin_and_place);
     tcase_add_test(tc, values_are_spread_as_said_and_never_0);
     tcase_add_test(tc, types_are_rounded_like_the_single_conversions);
     tcase_add_test(tc, round_keeps_what_fits_the_type);

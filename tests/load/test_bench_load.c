@@ -206,6 +206,37 @@ START_TEST(trace_times_are_sorted_scaled_and_run_on) {
 }
 END_TEST
 
+START_TEST(prompts_have_hash_ids_when_they_share_them) {
+    FILE *f = fopen(path, "w");
+    fprintf(
+        f, "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 1, \"hash_ids\": [3, 4]}\n"
+           "{\"timestamp\": 1, \"input_length\": 9, \"output_length\": 1, \"hash_ids\": [5]}\n");
+    fclose(f);
+    bench_request req = {0};
+    bench_load *load = create(&(bench_load_opts){.trace = path, .shares_prefixes = true});
+    ck_assert(bench_load_shares(load));
+    ck_assert(bench_load_next(load, &req));
+    ck_assert_uint_eq(req.num_ids, 2);
+    ck_assert_uint_eq(req.ids[1], 4);
+    ck_assert(bench_load_next(load, &req));
+    ck_assert_uint_eq(req.num_ids, 1);
+    ck_assert_uint_eq(req.ids[0], 5);
+    bench_load_free(load);
+    load = create(&(bench_load_opts){.trace = path});
+    ck_assert(!bench_load_shares(load));
+    ck_assert(bench_load_next(load, &req));
+    ck_assert_uint_eq(req.num_ids, 0);
+    bench_load_free(load);
+}
+END_TEST
+
+START_TEST(a_trace_without_hash_ids_shares_nothing) {
+    bench_load *load = create(&(bench_load_opts){.trace = path, .shares_prefixes = true});
+    ck_assert(!bench_load_shares(load));
+    bench_load_free(load);
+}
+END_TEST
+
 START_TEST(an_endless_load_has_no_end) {
     bench_load *load = create(&(bench_load_opts){.trace = path, .endless = true});
     bench_request req = {0};
@@ -241,6 +272,8 @@ static Suite *suite(void) {
     tcase_add_test(traces, a_trace_is_taken_once_in_file_order);
     tcase_add_test(traces, a_trace_begins_again_at_its_end);
     tcase_add_test(traces, trace_times_are_sorted_scaled_and_run_on);
+    tcase_add_test(traces, prompts_have_hash_ids_when_they_share_them);
+    tcase_add_test(traces, a_trace_without_hash_ids_shares_nothing);
     tcase_add_test(traces, an_endless_load_has_no_end);
     tcase_add_test(traces, a_bad_trace_is_refused);
     suite_add_tcase(s, traces);

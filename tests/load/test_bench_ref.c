@@ -36,7 +36,7 @@ static bench_block block_of(const uint32_t *positions, uint32_t num) {
     bench_block b = {.model = &model,
                      .rope = &rope,
                      .seed = 5,
-                     .request = 6,
+                     .prompt.request = 6,
                      .layer = 1,
                      .num_tokens = num,
                      .positions = positions};

@@ -22,6 +22,7 @@ static void setup(void) {
     stats.layer_calls = 200;
     stats.rows = 400;
     stats.prefill_tokens = 3000;
+    stats.cached_tokens = 600;
     stats.decode_tokens = 1000;
     stats.elapsed_us = 2000000;
     bench_stats_time(&stats, BENCH_TIME_ttft, 1500);
@@ -72,6 +73,8 @@ START_TEST(json_has_the_figures) {
     ck_assert_double_eq(number(root, "layer_calls_per_s"), 100);
     ck_assert_double_eq(number(root, "prefill_tokens_per_s"), 1500);
     ck_assert_double_eq(number(root, "decode_tokens_per_s"), 500);
+    ck_assert_double_eq(number(root, "cached_tokens"), 600);
+    ck_assert_double_eq(number(root, "prefix_hit_rate"), 0.2);
     ck_assert_ptr_nonnull(
         strstr(cJSON_GetObjectItem(root, "tokens_are")->valuestring, "attention only, 2 layers"));
     static const char *const TIMES[] = {"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"};

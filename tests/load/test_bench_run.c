@@ -1,6 +1,8 @@
 // The runtime against a toy cache in this process.
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/check_main.h"
 #include "tests/load/bench_run.h"
@@ -261,6 +263,32 @@ START_TEST(limits_of_the_daemon_are_respected) {
 }
 END_TEST
 
+// Prompts of 20 and 30 tokens of one block, in chunks of 16.  The second one finds 15 tokens in its
+// first step, whose last one must give a row, and 4 in its second.
+START_TEST(prefixes_that_prompts_share_are_found) {
+    char path[] = "test_bench_run.XXXXXX";
+    FILE *f = fdopen(mkstemp(path), "w");
+    ck_assert_ptr_nonnull(f);
+    fprintf(f,
+            "{\"timestamp\": 0, \"input_length\": 20, \"output_length\": 5, \"hash_ids\": [7]}\n"
+            "{\"timestamp\": 1, \"input_length\": 30, \"output_length\": 2, \"hash_ids\": [7]}\n");
+    fclose(f);
+    load_opts = (bench_load_opts){.trace = path, .shares_prefixes = true};
+    opts.concurrency = 1;
+    fake.has_prefix_cache = true;
+    ATTND_CK_OK(run());
+    ck_assert_uint_eq(stats.prefill_tokens, 50);
+    ck_assert_uint_eq(stats.cached_tokens, 15 + 4);
+    ck_assert_uint_eq(verdict.rows, 2 * (20 + 4 + 30 + 1 - 19));
+    ck_assert_uint_eq(verdict.mismatches, 0);
+    load_opts.shares_prefixes = false;
+    ATTND_CK_OK(run());
+    ck_assert_uint_eq(stats.cached_tokens, 0);
+    ck_assert_uint_eq(verdict.mismatches, 0);
+    unlink(path);
+}
+END_TEST
+
 START_TEST(windows_and_wide_values_are_verified) {
     bench_model_fini(&model);
     ATTND_CK_OK(bench_model_preset(&model, "tiny", &info));
@@ -299,6 +327,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_duration_ends_an_endless_load);
     tcase_add_test(tc, an_open_loop_counts_latency_from_the_scheduled_time);
     tcase_add_test(tc, limits_of_the_daemon_are_respected);
+    tcase_add_test(tc, prefixes_that_prompts_share_are_found);
     tcase_add_test(tc, windows_and_wide_values_are_verified);
     suite_add_tcase(s, tc);
     return s;

@@ -76,6 +76,9 @@ START_TEST(a_trace_is_run_once_and_may_keep_its_time) {
     ck_assert_uint_eq(opts.load.num_requests, 0);
     ck_assert_int_eq(opts.load.arrival, BENCH_TRACE_TIME);
     ck_assert_double_eq(opts.load.speed, 4);
+    ck_assert(opts.load.shares_prefixes);
+    ATTND_CK_OK(parse((char *[]){BASE, "--trace", "t", "--share-prefixes", "off", NULL}));
+    ck_assert(!opts.load.shares_prefixes);
 }
 END_TEST
 
@@ -112,6 +115,7 @@ static const struct {
     {"--connect=x", "--preset=tiny", "--trace=t", "--input=5", "trace"},
     {"--connect=x", "--preset=tiny", "--trace-time", NULL, "trace-time"},
     {"--connect=x", "--preset=tiny", "--speed", "2", "speed"},
+    {"--connect=x", "--preset=tiny", "--share-prefixes", "on", "share-prefixes"},
     {"--connect=x", "--preset=tiny", "--requests=1", "--duration=1", "duration"},
     {"--connect=x", "--preset=tiny", "--verify-threads", "2", "verify-threads"},
     {"--connect=x", "--preset=tiny", "--rope", "1", "rope"},

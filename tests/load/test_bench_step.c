@@ -44,6 +44,10 @@ static void teardown(void) {
     bench_model_fini(&model);
 }
 
+static void add(uint64_t seq, uint64_t request, uint32_t first, uint32_t num, bench_batch **batch) {
+    bench_step_add(step, seq, &(bench_prompt){.request = request}, first, num, batch);
+}
+
 static bench_verdict verdict(void) {
     bench_verdict v;
     for (int i = 0; i < MAX_SEQS; i++) {
@@ -54,15 +58,15 @@ static bench_verdict verdict(void) {
 }
 
 START_TEST(rows_of_all_sequences_are_attended_and_verified) {
-    bench_step_add(step, seqs[0], 10, 0, 150, &open[0]); // two full batches and an open one
-    bench_step_add(step, seqs[1], 11, 0, 1, &open[1]);
+    add(seqs[0], 10, 0, 150, &open[0]); // two full batches and an open one
+    add(seqs[1], 11, 0, 1, &open[1]);
     ck_assert_uint_eq(bench_step_rows(step), 151);
     ck_assert_uint_eq(bench_step_seqs(step), 2);
     ATTND_CK_OK(bench_step_run(step, &conn, &info));
     ck_assert_uint_eq(open[0]->num_rows, 150 - 128);
     ck_assert_uint_eq(open[1]->num_rows, 1);
     bench_step_clear(step);
-    bench_step_add(step, seqs[1], 11, 1, 1, &open[1]);
+    add(seqs[1], 11, 1, 1, &open[1]);
     ATTND_CK_OK(bench_step_run(step, &conn, &info));
     bench_verdict v = verdict();
     ck_assert_uint_eq(v.rows, 152 * 2);
@@ -75,7 +79,7 @@ END_TEST
 
 START_TEST(a_full_pool_changes_nothing_and_is_no_error) {
     fake.pool_tokens = 5;
-    bench_step_add(step, seqs[0], 10, 0, 6, &open[0]);
+    add(seqs[0], 10, 0, 6, &open[0]);
     ATTND_CK_ERR(bench_step_run(step, &conn, &info), ATTND_ENOSPC);
     ck_assert_ptr_null(open[0]);
     ck_assert_uint_eq(stats.errors, 0);
@@ -83,8 +87,58 @@ START_TEST(a_full_pool_changes_nothing_and_is_no_error) {
 }
 END_TEST
 
+// Two requests of 40 tokens in one block of the trace: the second one finds 39 of them, since the
+// last token must give a row.
+START_TEST(cached_tokens_are_neither_sent_nor_verified) {
+    const uint32_t ids[] = {5};
+    bench_prompt prompt = {.request = 10, .ids = ids, .num_ids = 1, .input = 40};
+    conn.gives_tokens = fake.has_prefix_cache = true;
+    bench_step_add(step, seqs[0], &prompt, 0, 40, &open[0]);
+    ATTND_CK_OK(bench_step_run(step, &conn, &info));
+    ck_assert_uint_eq(stats.cached_tokens, 0);
+    bench_step_clear(step);
+    bench_step_add(step, seqs[0], &prompt, 40, 3, &open[0]);
+    prompt.request = 11;
+    bench_step_add(step, seqs[1], &prompt, 0, 40, &open[1]);
+    ATTND_CK_OK(bench_step_run(step, &conn, &info));
+    ck_assert_uint_eq(stats.cached_tokens, 39);
+    ck_assert_uint_eq(stats.rows, 2 * (40 + 1 + 3));
+    ck_assert_uint_eq(open[1]->num_rows, 1);
+    ck_assert_uint_eq(open[1]->positions[0], 39);
+    bench_verdict v = verdict();
+    ck_assert_uint_eq(v.rows, 2 * (40 + 1 + 3));
+    ck_assert_uint_eq(v.mismatches, 0);
+}
+END_TEST
+
+START_TEST(wrong_rows_in_the_prefix_cache_are_mismatches) {
+    const uint32_t ids[] = {5};
+    bench_prompt prompt = {.request = 10, .ids = ids, .num_ids = 1, .input = 40};
+    conn.gives_tokens = fake.has_prefix_cache = fake.spoils_cached = true;
+    for (int i = 0; i < 2; i++) {
+        bench_step_clear(step);
+        prompt.request = 10 + (uint64_t)i;
+        bench_step_add(step, seqs[i], &prompt, 0, 40, &open[i]);
+        ATTND_CK_OK(bench_step_run(step, &conn, &info));
+    }
+    ck_assert_uint_eq(verdict().mismatches, 2); // both layers of the one row that sees them
+}
+END_TEST
+
+START_TEST(more_cached_tokens_than_there_may_be_end_the_run) {
+    conn.gives_tokens = fake.lies_about_cached = true;
+    add(seqs[0], 10, 0, 4, &open[0]);
+    ATTND_CK_ERR(bench_step_run(step, &conn, &info), ATTND_EPROTO);
+    ck_assert_str_eq(stats.first_error,
+                     "step: EPROTO: request 10: daemon says 4 of 4 tokens are cached");
+    bench_verify_discard(conn.verify, open[0]);
+    open[0] = NULL;
+    verdict();
+}
+END_TEST
+
 START_TEST(a_failed_attend_cancels_the_step) {
-    bench_step_add(step, seqs[0], 10, 0, 100, &open[0]);
+    add(seqs[0], 10, 0, 100, &open[0]);
     fake.fail_call = fake.calls + 3; // step, attend 0, attend 1
     fake.fail_code = ATTND_EIO;
     ATTND_CK_ERR(bench_step_run(step, &conn, &info), ATTND_EIO);
@@ -99,7 +153,7 @@ START_TEST(a_failed_attend_cancels_the_step) {
 END_TEST
 
 START_TEST(a_wrong_length_is_told) {
-    bench_step_add(step, seqs[0], 10, 3, 1, &open[0]); // but nothing is committed
+    add(seqs[0], 10, 3, 1, &open[0]); // but nothing is committed
     ATTND_CK_ERR(bench_step_run(step, &conn, &info), ATTND_EPROTO);
     ck_assert_str_eq(stats.first_error, "step: EPROTO: request 10: daemon says 0 tokens are "
                                         "committed, but they are 3");
@@ -137,6 +191,9 @@ static Suite *suite(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, rows_of_all_sequences_are_attended_and_verified);
     tcase_add_test(tc, a_full_pool_changes_nothing_and_is_no_error);
+    tcase_add_test(tc, cached_tokens_are_neither_sent_nor_verified);
+    tcase_add_test(tc, wrong_rows_in_the_prefix_cache_are_mismatches);
+    tcase_add_test(tc, more_cached_tokens_than_there_may_be_end_the_run);
     tcase_add_test(tc, a_failed_attend_cancels_the_step);
     tcase_add_test(tc, a_wrong_length_is_told);
     tcase_add_test(tc, retries_end_with_patience_or_stop);

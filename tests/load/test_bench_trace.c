@@ -73,12 +73,21 @@ START_TEST(mooncake_json_lines_are_read_as_published) {
     ATTND_CK_OK(read_text("{\"timestamp\": 3000, \"input_length\": 6758, \"output_length\": 500, "
                           "\"hash_ids\": [0, 1, 2]}\n"
                           "{\"timestamp\": 3000.5, \"input_length\": 1, \"output_length\": 2, "
-                          "\"hash_ids\": [], \"more\": {\"a\": null}}\n"));
+                          "\"hash_ids\": [], \"more\": {\"a\": null}}\n"
+                          "{\"timestamp\": 3001, \"input_length\": 600, \"output_length\": 1, "
+                          "\"hash_ids\": [0, 4294967295]}\n"));
     ck_assert_str_eq(trace.format, "mooncake");
-    ck_assert_uint_eq(trace.num_rows, 2);
+    ck_assert_uint_eq(trace.num_rows, 3);
     ck_assert_uint_eq(trace.rows[0].input, 6758);
     ck_assert_uint_eq(trace.rows[0].output, 500);
     ck_assert_uint_eq(trace.rows[1].time_us, 500);
+    const uint32_t ids[] = {0, 1, 2, 0, UINT32_MAX};
+    ck_assert_uint_eq(trace.num_ids, 5);
+    ck_assert_mem_eq(trace.ids, ids, sizeof(ids));
+    ck_assert_uint_eq(trace.rows[0].num_ids, 3);
+    ck_assert_uint_eq(trace.rows[1].num_ids, 0);
+    ck_assert_uint_eq(trace.rows[2].num_ids, 2);
+    ck_assert_uint_eq(trace.rows[2].first_id, 3);
 }
 END_TEST
 
@@ -130,6 +139,8 @@ static const struct {
     {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": 5}\n",
      "hash_ids is not a list"},
     {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1, -2]}\n",
+     "hash_ids holds something that is no id"},
+    {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [4294967296]}\n",
      "hash_ids holds something that is no id"},
     {"{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": []} x\n",
      "not a JSON object"},

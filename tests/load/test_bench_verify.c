@@ -27,6 +27,10 @@ static void start(uint32_t threads, uint32_t sequences) {
     ATTND_CK_OK(bench_verify_start(&verify, &model, &opts, &info));
 }
 
+static bench_batch *take(uint64_t request) {
+    return bench_verify_take(verify, &(bench_prompt){.request = request});
+}
+
 // fill writes the right outputs of positions 0 to num - 1 of a request, all layers.
 static void fill(bench_batch *batch, uint32_t num) {
     bench_rope_table rope = {0};
@@ -41,7 +45,7 @@ static void fill(bench_batch *batch, uint32_t num) {
             bench_block b = {.model = &model,
                              .rope = &rope,
                              .seed = 9,
-                             .request = batch->request,
+                             .prompt = batch->prompt,
                              .layer = layer,
                              .num_tokens = 1,
                              .positions = &batch->positions[i]};
@@ -60,7 +64,7 @@ START_TEST(batches_of_many_requests_are_checked_by_many_threads) {
     start((uint32_t)_i, 4);
     ck_assert_uint_eq(bench_verify_capacity(verify), 64);
     for (uint32_t request = 0; request < 50; request++) { // more than the pool has batches
-        bench_batch *batch = bench_verify_take(verify, request);
+        bench_batch *batch = take(request);
         fill(batch, 5 + request % 7);
         bench_verify_submit(verify, batch);
     }
@@ -77,11 +81,11 @@ END_TEST
 
 START_TEST(outputs_of_another_request_or_layer_are_mismatches) {
     start(1, 1);
-    bench_batch *batch = bench_verify_take(verify, 1);
+    bench_batch *batch = take(1);
     fill(batch, 10);
-    batch->request = 2;
+    batch->prompt.request = 2;
     bench_verify_submit(verify, batch);
-    batch = bench_verify_take(verify, 3);
+    batch = take(3);
     fill(batch, 10);
     memcpy(bench_verify_out(verify, batch, 1, 4), bench_verify_out(verify, batch, 0, 4), 512);
     bench_verify_submit(verify, batch);
@@ -94,7 +98,7 @@ END_TEST
 
 START_TEST(discarded_batches_are_not_checked) {
     start(1, 1);
-    bench_batch *batch = bench_verify_take(verify, 1);
+    bench_batch *batch = take(1);
     batch->num_rows = 3; // whatever is in it
     bench_verify_discard(verify, batch);
     bench_verify_discard(verify, NULL);
@@ -119,7 +123,7 @@ END_TEST
 
 START_TEST(progress_is_seen_before_the_end) {
     start(1, 1);
-    bench_batch *batch = bench_verify_take(verify, 1);
+    bench_batch *batch = take(1);
     fill(batch, 2);
     bench_verify_submit(verify, batch);
     bench_verdict v = {0};
