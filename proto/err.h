@@ -60,7 +60,7 @@ const char *attnd_errname(attnd_err err);
 //     return attnd_fail(info, ATTND_EINVAL, "kv_len", "kv_len %d is negative", kv_len);
 // field may be NULL.  A text that does not fit is cut.
 attnd_err attnd_fail(attnd_errinfo *info, attnd_err code, const char *field, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
+    __attribute__((cold, format(printf, 4, 5)));
 
 // ATTND_ASSERT is for bugs in attnd, stays on in release builds, prints and aborts.  What comes
 // from a client, a file or a GPU is an error, never an assert.

@@ -323,7 +323,7 @@ attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_ch
     }
     plan->limits.prefill.launch_records = attn_prefill_count(p);
     attnd_err err = attn_cuda_plan_make(&plan->host->decode, p, &plan->limits, choice, info);
-    if (err == ATTND_OK && plan->prefill) {
+    if (err == ATTND_OK && plan->host->decode.num_left > 0) {
         uint32_t ends_at = (uint32_t)decode_bytes(plan, plan->max_records);
         err = attn_prefill_make(&plan->host->prefill, ends_at, p, &plan->limits.prefill, info);
     }

@@ -491,7 +491,9 @@ attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
     for (uint32_t i = 0; i < p->num_rows && err == ATTND_OK; i++) {
         const attn_row *row = &p->rows[i];
         err = check_row(p, row, limits->prefill.least_rows != 0, most, i, info);
-        if (err == ATTND_OK && !attn_prefill_takes(p, row, &limits->prefill)) {
+        if (err == ATTND_OK && attn_prefill_takes(p, row, &limits->prefill)) {
+            head->num_left++;
+        } else if (err == ATTND_OK) {
             err = add_row(&m, row, info);
         }
     }

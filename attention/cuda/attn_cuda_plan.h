@@ -93,7 +93,8 @@ typedef struct attn_cuda_head {
     uint32_t total, share; // positions of the line, and of a CTA
     uint32_t is_parts;
     uint32_t query_rows; // of the largest record: a slot is [query_rows, head_dim + 4] floats
-    uint32_t reserved[3];
+    uint32_t num_left;   // rows that are prefilled
+    uint32_t reserved[2];
 } attn_cuda_head;
 
 // attn_cuda_limits is what a plan has to know of the engine.
