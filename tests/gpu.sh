@@ -1,125 +1,129 @@
 #!/usr/bin/env bash
-# Builds the CUDA kernels on a machine that has nvcc, CMake and a GPU (no library is needed), runs
-# the GPU tests, memcheck on a part of them, and the decode and prefill benchmarks beside cuDNN and
-# FlashAttention-2 through PyTorch's SDPA, and prints the ratios last.  Full figures are under
-# build/gpu (or $OUT).  Where the daemon's libraries are, or ATTND_BUILD names a folder that it was
-# built in, the daemon is tested, too.
+# Builds what runs on a GPU, tests it there (memcheck too), and times it beside cuDNN and
+# FlashAttention-2, with what DRAM moved; the ratios come last.  Full figures are under build/gpu (or
+# $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
+# It takes nvcc and CMake, and for the daemon and the benchmark the libraries of
+# deploy/install-deps.sh.  What does not build here may come from elsewhere: ATTND_BUILD names a
+# folder that attnd was built in, of which everything found is taken, with shared libraries in its
+# folder deps/ when this machine has not got them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 out=${OUT:-build/gpu}
-build=build/kernels
+build=build/gpu-build
+given=${ATTND_BUILD:-}
+lengths=${1:-}
 mkdir -p "$out"
 failed=0
 
 say() { printf '\n==== %s (at %d s)\n' "$1" "$SECONDS"; }
 
+# own runs a program of the build.
+own() { LD_LIBRARY_PATH=${given:+$given/deps:}${LD_LIBRARY_PATH:-} "$@"; }
+
+# place prints where a program is; it fails when there is none.
+place() {
+    local dir
+    for dir in "$given" $build; do
+        if [ -n "$dir" ] && [ -x "$dir/$1" ]; then
+            echo "$dir/$1"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# make_targets builds targets, with the options of CMake given before "--".
+make_targets() {
+    local options=()
+    while [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    shift
+    if ! cmake -S . -B $build -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS_RELEASE=-O3 "${options[@]}" >"$out/build.txt" 2>&1 ||
+        ! cmake --build $build -j "$(nproc)" --target "$@" >>"$out/build.txt" 2>&1; then
+        tail -n 30 "$out/build.txt"
+        exit 1
+    fi
+}
+
 say "build"
-cmake -S . -B $build -DATTND_KERNELS_ONLY=ON -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS_RELEASE=-O3 \
-    >"$out/build.txt" 2>&1 &&
-    cmake --build $build -j "$(nproc)" >>"$out/build.txt" 2>&1 || { tail -n 30 "$out/build.txt"; exit 1; }
+if [ -z "$given" ] && pkg-config --exists libuv libcjson inih libxxhash check; then
+    make_targets -- attnd attnctl attn-bench decoder attnd_faulty test_e2e_gpu test_e2e_decoder \
+        test_conformance_cuda test_attn_cuda_memory test_attn_cuda_plan test_attn_prefill
+elif ! place tests/test_conformance_cuda >/dev/null; then
+    make_targets -DATTND_KERNELS_ONLY=ON -- test_conformance_cuda test_attn_cuda_memory
+fi
+grep -h '^-- CUDA' "$out/build.txt" 2>/dev/null
+conformance=$(place tests/test_conformance_cuda)
+bench=$(place attn-bench)
 
 for kernel in bulk portable prefill default; do
     say "tests: $kernel"
-    timeout 120 $build/tests/test_conformance_cuda --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 || failed=1
+    own timeout 120 "$conformance" --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 || failed=1
     grep -v 'error / bound' "$out/tests_$kernel.txt" | cut -c1-200 | tail -n 16
+done
+for unit in attn_cuda_plan attn_prefill; do
+    if program=$(place tests/test_$unit); then
+        own timeout 60 "$program" >"$out/test_$unit.txt" 2>&1 || failed=1
+        tail -n 1 "$out/test_$unit.txt"
+    fi
 done
 
 say "memory outlives its process"
-timeout 60 $build/tests/test_attn_cuda_memory >"$out/memory.txt" 2>&1 || failed=1
+own timeout 60 "$(place tests/test_attn_cuda_memory)" >"$out/memory.txt" 2>&1 || failed=1
 tail -n 8 "$out/memory.txt"
 
 if command -v compute-sanitizer >/dev/null; then
     say "memcheck"
     for kernel in bulk prefill; do
-        timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 \
-            $build/tests/test_conformance_cuda --kernel $kernel --short >"$out/memcheck_$kernel.txt" 2>&1 || failed=1
+        own timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 \
+            "$conformance" --kernel $kernel --short >"$out/memcheck_$kernel.txt" 2>&1 || failed=1
         tail -n 1 "$out/memcheck_$kernel.txt"
     done
 fi
 
 say "daemon"
-daemon=${ATTND_BUILD:-}
-if [ -z "$daemon" ] && pkg-config --exists libuv libcjson inih check; then
-    daemon=build/daemon
-    cmake -S . -B $daemon -DCMAKE_BUILD_TYPE=Release >"$out/build_daemon.txt" 2>&1 &&
-        cmake --build $daemon -j "$(nproc)" --target attnd attnctl attn-bench decoder attnd_faulty \
-            test_e2e_gpu test_e2e_decoder >>"$out/build_daemon.txt" 2>&1 ||
-        { tail -n 30 "$out/build_daemon.txt"; daemon= failed=1; }
-fi
-if [ -n "$daemon" ]; then
-    timeout 200 tests/gpu_daemon.sh "$daemon" || failed=1
+if daemon=$(place attnd); then
+    own timeout 200 tests/gpu_daemon.sh "$(dirname "$daemon")" || failed=1
 else
-    echo "left out: libuv, cJSON, inih, NNG and Check are not here"
+    echo "left out: libuv, cJSON, inih, xxhash, NNG and Check are not here, nor ATTND_BUILD"
 fi
 
 say "benchmark"
-timeout 60 $build/tests/bench_cuda --grid ragged --read-bytes 0 ${1:+--lengths "$1"} >"$out/ragged.txt" 2>&1 || failed=1
-awk -F'|' '/^(ragged|equal)/ { print $1 "|" $2 "|" $3 "| in a process of its own" }' "$out/ragged.txt"
-timeout 90 $build/tests/bench_cuda ${1:+--lengths "$1"} >"$out/bench.txt" 2>&1 || failed=1
-grep -E '^(read|append|ragged|equal)' "$out/bench.txt" | cut -c1-140
-timeout 60 $build/tests/bench_cuda --grid short --read-bytes 0 >"$out/short.txt" 2>&1 || failed=1
-awk -F'|' '/^decode/ { print $1 "|" $2 "|" $6 }' "$out/short.txt"
-timeout 90 $build/tests/bench_cuda --grid prefill --read-bytes 0 --reps 11 >"$out/prefill.txt" 2>&1 || failed=1
-grep -E '^(prefix|append)' "$out/prefill.txt" | cut -c1-140
+if [ -z "$bench" ]; then
+    echo "left out: libuv, cJSON and NNG are not here, nor ATTND_BUILD"
+    exit $failed
+fi
+own timeout 200 "$bench" kernels --backend cuda --json "$out/bench.json" ${lengths:+--lengths "$lengths"} \
+    >"$out/bench.txt" 2>&1 || failed=1
+grep -vE '^asked.*: met$' "$out/bench.txt" | sed 's/ (read in random order[^|]*)//; s/, [0-9]* splits ([^)]*)//' | cut -c1-170
 
 if python3 -c 'import torch' 2>/dev/null; then
-    timeout 90 python3 tests/conformance/cuda/peers.py >"$out/peers.txt" 2>&1 || failed=1
-    timeout 90 python3 tests/conformance/cuda/peers.py --grid prefill --backends cudnn --reps 11 \
-        >"$out/peers_prefill.txt" 2>&1 || failed=1
+    timeout 120 python3 tests/load/peers.py "$out/bench.json" --json "$out/peers.json" >"$out/peers.txt" 2>&1 || failed=1
 else
-    echo "peers are left out: no PyTorch" | tee "$out/peers.txt" >"$out/peers_prefill.txt"
+    echo "peers are left out: no PyTorch" >"$out/peers.txt"
 fi
 
-# What ncu saw a decode launch move, over the bytes of its K and V.
+# moved prints what ncu saw the first decode launch of a case move, over the bytes of its K and V.
 moved() {
-    ncu --clock-control none --csv --print-units base --kernel-name regex:decode --launch-count 1 \
+    own ncu --clock-control none --csv --print-units base --kernel-name regex:decode --launch-count 1 \
         --metrics dram__bytes_read.sum,dram__bytes_write.sum \
-        $build/tests/bench_cuda --read-bytes 0 --reps 1 --case "$@" 2>&1 | tee -a "$out/ncu.txt" |
-        awk -F'","' -v ideal=$(($1 * $2 * $4 * 512)) -v name="B$1 L$2 $3/$4" '
+        "$bench" kernels --backend cuda --reps 1 --case "$1" 2>&1 | tee -a "$out/ncu.txt" |
+        awk -F'","' -v ideal="$2" -v name="$1" '
             /dram__bytes/ { bytes = $NF; gsub(/[",]/, "", bytes); sum += bytes }
-            END { printf "%-20s %13.0f of %13.0f bytes  %.4f\n", name, sum, ideal, sum / ideal }'
+            END { printf "%-42s %13.0f of %13.0f bytes  %.4f\n", name, sum, ideal, sum / ideal }'
 }
 if command -v ncu >/dev/null; then
     say "DRAM bytes over ideal bytes"
-    moved 1 131072 32 8
-    moved 128 1024 32 8
-    moved 64 8192 32 8
-    moved 128 8192 32 8
+    moved "decode bf16 32/8 kv_len 131072" $((131072 * 8 * 512))
+    moved "decode bf16 32/8 batch 128 kv_len 1024" $((131072 * 8 * 512))
+    moved "decode bf16 32/8 batch 64 kv_len 8192" $((524288 * 8 * 512))
+    moved "decode bf16 32/8 batch 128 kv_len 8192" $((1048576 * 8 * 512))
 fi
 
-say "decode, attnd beside cuDNN and FA2 on a dense cache"
-awk -F'|' '
-    function us(text, part) { split(text, part, " "); return part[1] }
-    function shape(text, part) { split(text, part, " "); return part[2] " " part[3] " " part[4] " " part[5] }
-    /^cudnn/ { cudnn[shape($1)] = us($2) }
-    /^fa2/ { fa2[shape($1)] = us($2) }
-    /^decode/ { n++; name[n] = shape($1); time[n] = us($2); share[n] = $4 }
-    END {
-        for (i = 1; i <= n; i++) {
-            peer = cudnn[name[i]]
-            printf "%-26s %9.2f us %s", name[i], time[i], share[i]
-            printf peer ? "  cuDNN %9.2f us  ratio %.3f" : "", peer, peer ? time[i] / peer : 0
-            peer = fa2[name[i]]
-            printf peer ? "  FA2 %9.2f us  ratio %.3f\n" : "\n", peer, peer ? time[i] / peer : 0
-        }
-    }' "$out/peers.txt" "$out/bench.txt"
-
-say "prefill, 16384 tokens in all, TFLOP/s of attnd (the last column: block of tokens) and of cuDNN"
-awk -F'|' '
-    function rate(text, part) { split(text, part, " "); return part[1] }
-    function shape(text, part) { split(text, part, " "); return part[1] " " part[2] " " part[3] " " part[4] " " part[5] }
-    /^cudnn/ { sub(/^cudnn */, ""); cudnn[shape($1)] = rate($3) }
-    /^(causal|full)/ {
-        n++; name[n] = shape($1); own[n] = rate($3); block[n] = $1; sub(/.* block/, "block ", block[n])
-    }
-    END {
-        for (i = 1; i <= n; i++) {
-            peer = cudnn[name[i]]
-            printf "%-32s %7.1f", name[i], own[i]
-            printf peer ? "  cuDNN %7.1f  ratio %.3f" : "", peer, peer ? own[i] / peer : 0
-            printf "  %s\n", block[i]
-        }
-    }' "$out/peers_prefill.txt" "$out/prefill.txt"
+say "attnd beside its peers"
+cat "$out/peers.txt"
 [ "$failed" -eq 0 ] && echo "all passed" || echo "FAILED"
 exit "$failed"

@@ -76,6 +76,10 @@ static attnd_err run_kernel(audit *a, bench_backend *b, const bench_set *s,
     memset(s->out, 0xff, s->out_bytes);
     attnd_err err = a->ops->put(b, arena, info);
     err = err == ATTND_OK ? a->ops->run(b, &s->launch, &choice, info) : err;
+    if (err == ATTND_ENOTSUP) {
+        printf("%-40s | not supported: %s\n", name, info->text);
+        return ATTND_OK;
+    }
     err = err == ATTND_OK ? a->ops->get(b, s->out, s->out_bytes, info) : err;
     if (err == ATTND_OK) {
         bench_error error = bench_exact_compare(exact, &s->params);
@@ -138,6 +142,7 @@ static attnd_err run_all(audit *a, const char *pattern, attnd_errinfo *info) {
 
 // open_kernels opens those that this machine has; one that was asked for must be there.
 static attnd_err open_kernels(audit *a, const audit_opts *o, attnd_errinfo *info) {
+    attnd_errinfo why = {.text = "no such name"};
     for (int i = 0; a->ops->kernels[i]; i++) {
         if (o->kernel && strcmp(o->kernel, a->ops->kernels[i]) != 0) {
             continue;
@@ -149,11 +154,12 @@ static attnd_err open_kernels(audit *a, const audit_opts *o, attnd_errinfo *info
         } else if (err != ATTND_ENOTSUP) {
             return err;
         }
+        why = *info;
     }
     return a->num_kernels > 0
                ? ATTND_OK
-               : attnd_fail(info, ATTND_ENOTSUP, "isa", "no kernels of \"%s\" on this machine",
-                            o->kernel ? o->kernel : o->backend);
+               : attnd_fail(info, ATTND_ENOTSUP, "isa", "no kernels of \"%s\" on this machine: %s",
+                            o->kernel ? o->kernel : o->backend, why.text);
 }
 
 static bool write_json(const audit *a, const char *path) {
@@ -212,11 +218,12 @@ int bench_audit(int argc, char **argv) {
     audit_opts o = {.backend = "cpu"};
     attnd_errinfo info = {0};
     bench_opt table[] = {
-        {"backend", BENCH_OPT_TEXT, &o.backend, "NAME", "cpu (the default)", 0, 0, false},
+        {"backend", BENCH_OPT_TEXT, &o.backend, "NAME", "cpu (the default) or cuda", 0, 0, false},
         {"case", BENCH_OPT_TEXT, &o.pattern, "PATTERN",
          "only cases whose name contains or, with *?[, matches it", 0, 0, false},
         {"isa", BENCH_OPT_TEXT, &o.kernel, "NAME",
-         "kernels of this instruction set; default: all of this machine", 0, 0, false},
+         "kernels of this instruction set (cuda: see kernels --help); default: all of this machine",
+         0, 0, false},
         {"threads", BENCH_OPT_U32, &o.threads, "N", "default: all processors", 1, BENCH_MAX_THREADS,
          false},
         {"json", BENCH_OPT_TEXT, &o.json, "FILE", "write the result there too", 0, 0, false},

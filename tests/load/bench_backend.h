@@ -14,7 +14,7 @@ enum { BENCH_MAX_MACHINE = 8 };
 typedef struct bench_backend bench_backend; // each backend has its own
 
 typedef struct bench_backend_opts {
-    const char *kernel; // instruction set or kernel by name; NULL = the best
+    const char *kernel; // instruction set or kernel by name, one of kernels; NULL = the best
     uint32_t threads;   // of a CPU; 0 = as many as there are
 } bench_backend_opts;
 
@@ -34,12 +34,18 @@ typedef struct bench_backend_ops {
 
     const char *const *kernels; // names that bench_backend_opts may ask for, ended by NULL
 
+    // A sample, of which one time is taken, reads at least that much and is at least so many calls.
+    uint64_t sample_bytes;
+    uint32_t sample_calls;
+
     // open: ATTND_ENOTSUP when there is no such device or kernel.  The caller owns *out: close.
     attnd_err (*open)(bench_backend **out, const bench_backend_opts *opts, attnd_errinfo *info);
     void (*close)(bench_backend *b);
 
-    // describe says on what launches run, for a person and the report.
+    // describe says on what launches run, for a person and the report; state how it is at the
+    // moment: clocks, power (may be NULL).
     void (*describe)(const bench_backend *b, char *out, size_t bytes);
+    void (*state)(const bench_backend *b, char *out, size_t bytes);
     uint32_t (*threads)(const bench_backend *b); // that may help on the host
 
     // last_cache returns the bytes of the largest cache between kernels and memory.
@@ -59,9 +65,13 @@ typedef struct bench_backend_ops {
     attnd_err (*time)(bench_backend *b, const attn_params *const *launches, uint32_t num,
                       double *us, attnd_errinfo *info);
 
+    // plan_us returns the microseconds that planning a launch takes on the host, 0 when that is
+    // part of run; may be NULL.
+    double (*plan_us)(bench_backend *b, const attn_params *launch);
+
     // ceilings returns how many ways there are to measure what a case is held against; the best
-    // one counts.  ceiling measures one of them, once; sets [num] are copies of the case's data
-    // that are not in a cache.
+    // one counts, and 0 is none.  ceiling measures one of them, once; sets [num] are copies of the
+    // case's data that are not in a cache.
     uint32_t (*ceilings)(const bench_backend *b, const bench_case *c);
     attnd_err (*ceiling)(bench_backend *b, const bench_case *c, uint32_t way,
                          const bench_set *const *sets, uint32_t num, bench_ceiling *out,
@@ -80,7 +90,8 @@ typedef struct bench_backend_ops {
     const char *(*peer_missing)(bench_backend *b);
 } bench_backend_ops;
 
-// bench_backend_find finds a backend by name.  ATTND_EINVAL: this build has none of that name.
+// bench_backend_find finds a backend by name.  ATTND_EINVAL: there is none of that name.
+// ATTND_ENOTSUP: this build left it out.
 attnd_err bench_backend_find(const bench_backend_ops **ops, const char *name, attnd_errinfo *info);
 
 // bench_backends are all of this build, ended by NULL.
@@ -88,5 +99,6 @@ extern const bench_backend_ops *const bench_backends[];
 
 // One table per backend.
 extern const bench_backend_ops bench_backend_cpu;
+extern const bench_backend_ops bench_backend_cuda; // where CUDA was there at build time
 
 #endif

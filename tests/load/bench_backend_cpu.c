@@ -18,6 +18,7 @@ enum {
     DEFAULT_L3_BYTES = 32 << 20,
     COMPUTE_MS = 20, // of a sample of a compute ceiling
     MACHINE_REPS = 7,
+    SAMPLE_BYTES = 64 << 20,
     MACHINE_READ_BYTES = 128 << 20, // of a sample
 };
 
@@ -195,13 +196,13 @@ static double read_sets(const bench_backend *b, const bench_set *const *sets, ui
 
 static uint32_t cpu_ceilings(const bench_backend *b, const bench_case *c) {
     (void)b;
-    return c->kind == BENCH_PREFILL ? 2 : BENCH_CEIL_AHEADS;
+    return bench_case_is_prefill(c) ? 2 : BENCH_CEIL_AHEADS;
 }
 
 static attnd_err cpu_ceiling(bench_backend *b, const bench_case *c, uint32_t way,
                              const bench_set *const *sets, uint32_t num, bench_ceiling *out,
                              attnd_errinfo *info) {
-    if (c->kind == BENCH_PREFILL) {
+    if (bench_case_is_prefill(c)) {
         bool is_dot = way == 1 && c->kv_dtype == ATTND_BF16 && b->computes->dot_bf16;
         bench_ceil_rate rate = is_dot ? BENCH_CEIL_DOT : BENCH_CEIL_FMA;
         snprintf(out->what, sizeof(out->what), "%s %s", b->computes->isa,
@@ -265,6 +266,8 @@ const bench_backend_ops bench_backend_cpu = {
     .groups = groups,
     .asks = asks,
     .kernels = kernels,
+    .sample_bytes = SAMPLE_BYTES,
+    .sample_calls = 1,
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,

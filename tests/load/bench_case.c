@@ -9,7 +9,7 @@
 #include "attention/attn.h"
 #include "tests/load/bench_math.h"
 
-static const char *const kinds[BENCH_NUM_KINDS] = {"decode", "ragged", "prefill"};
+static const char *const kinds[BENCH_NUM_KINDS] = {"decode", "ragged", "prefill", "full"};
 
 enum { NO_VALUE = -1, DEFAULT_BLOCK = 64, DEFAULT_HEAD_DIM = 128, DEFAULT_RAGGED = 128 };
 
@@ -64,11 +64,9 @@ static attnd_err read_head(bench_case *c, char **rest, attnd_errinfo *info) {
 
 static attnd_err read_keys(bench_case *c, char **rest, attnd_errinfo *info) {
     const key keys[] = {
-        {"batch", &c->batch, BENCH_MAX_BATCH},
-        {"kv_len", &c->kv_len, 1 << 24},
-        {"q_len", &c->q_len, 1 << 20},
-        {"block", &c->block_tokens, 1 << 20},
-        {"head_dim", &c->head_dim, ATTN_MAX_HEAD_DIM},
+        {"batch", &c->batch, BENCH_MAX_BATCH}, {"kv_len", &c->kv_len, 1 << 24},
+        {"q_len", &c->q_len, 1 << 20},         {"new", &c->new_len, 1 << 20},
+        {"block", &c->block_tokens, 1 << 20},  {"head_dim", &c->head_dim, ATTN_MAX_HEAD_DIM},
     };
     char *word;
     while ((word = strtok_r(NULL, " ", rest)) != NULL) {
@@ -103,11 +101,16 @@ static attnd_err check_lengths(bench_case *c, attnd_errinfo *info) {
         return attnd_fail(info, ATTND_ENOTSUP, "head_dim", "head_dim %d is no multiple of 8",
                           c->head_dim);
     }
-    if (c->kind == BENCH_PREFILL && c->q_len == NO_VALUE) {
-        return attnd_fail(info, ATTND_EINVAL, "q_len", "a prefill needs q_len");
+    if (bench_case_is_prefill(c) && c->q_len == NO_VALUE) {
+        return attnd_fail(info, ATTND_EINVAL, "q_len", "a %s needs q_len", kinds[c->kind]);
     }
     set_default(&c->q_len, 1);
-    if (c->kind == BENCH_PREFILL) {
+    set_default(&c->new_len, 0);
+    if (c->new_len > c->q_len) {
+        return attnd_fail(info, ATTND_EINVAL, "new", "new %d is above q_len %d", c->new_len,
+                          c->q_len);
+    }
+    if (bench_case_is_prefill(c)) {
         set_default(&c->kv_len, c->q_len);
     }
     if (c->kv_len == NO_VALUE) {
@@ -131,15 +134,16 @@ attnd_err bench_case_parse(bench_case *out, const char *text, attnd_errinfo *inf
                     .block_tokens = NO_VALUE,
                     .batch = NO_VALUE,
                     .kv_len = NO_VALUE,
-                    .q_len = NO_VALUE};
+                    .q_len = NO_VALUE,
+                    .new_len = NO_VALUE};
     char *rest = NULL;
     char *word = strtok_r(copy, " ", &rest);
     for (int i = 0; i < BENCH_NUM_KINDS; i++) {
         c.kind = word && strcmp(word, kinds[i]) == 0 ? (bench_kind)i : c.kind;
     }
     if (c.kind == BENCH_NUM_KINDS) {
-        return attnd_fail(info, ATTND_EINVAL, "kind", "\"%s\" is not decode, ragged or prefill",
-                          word ? word : "");
+        return attnd_fail(info, ATTND_EINVAL, "kind",
+                          "\"%s\" is not decode, ragged, prefill or full", word ? word : "");
     }
     attnd_err err = read_head(&c, &rest, info);
     err = err == ATTND_OK ? read_keys(&c, &rest, info) : err;
@@ -159,7 +163,7 @@ static void add_key(char *out, const char *name, int32_t value, int32_t standard
 }
 
 void bench_case_name(const bench_case *c, char out[BENCH_CASE_BYTES]) {
-    bool is_prefill = c->kind == BENCH_PREFILL;
+    bool is_prefill = bench_case_is_prefill(c);
     snprintf(out, BENCH_CASE_BYTES, "%s %s %d/%d", kinds[c->kind], attnd_dtype_name(c->kv_dtype),
              c->q_heads, c->kv_heads);
     add_key(out, "head_dim", c->head_dim, DEFAULT_HEAD_DIM);
@@ -167,6 +171,7 @@ void bench_case_name(const bench_case *c, char out[BENCH_CASE_BYTES]) {
     add_key(out, "batch", c->batch, c->kind == BENCH_RAGGED ? NO_VALUE : 1);
     add_key(out, "q_len", c->q_len, is_prefill ? NO_VALUE : 1);
     add_key(out, "kv_len", c->kv_len, is_prefill ? c->q_len : NO_VALUE);
+    add_key(out, "new", c->new_len, 0);
 }
 
 bool bench_case_matches(const char *name, const char *pattern) {
@@ -188,6 +193,10 @@ static double normal(uint64_t i) {
     return sum / sqrt(12);
 }
 
+static double weight(const bench_case *c, int32_t i) {
+    return c->weights ? c->weights[i] : exp(normal((uint64_t)i));
+}
+
 void bench_case_lengths(const bench_case *c, int32_t *lengths) {
     if (c->kind != BENCH_RAGGED) {
         for (int32_t i = 0; i < c->batch; i++) {
@@ -197,13 +206,13 @@ void bench_case_lengths(const bench_case *c, int32_t *lengths) {
     }
     double sum = 0;
     for (int32_t i = 0; i < c->batch; i++) {
-        sum += exp(normal((uint64_t)i));
+        sum += weight(c, i);
     }
     // q_len keys each, and the others by weight; what rounding down leaves goes to the first.
     int32_t share = c->kv_len - c->q_len * c->batch;
     int32_t left = share;
     for (int32_t i = 0; i < c->batch; i++) {
-        int32_t extra = (int32_t)((double)share * exp(normal((uint64_t)i)) / sum);
+        int32_t extra = (int32_t)((double)share * weight(c, i) / sum);
         lengths[i] = c->q_len + extra;
         left -= extra;
     }
@@ -216,9 +225,10 @@ static int64_t total_keys(const bench_case *c) {
 }
 
 double bench_case_flops(const bench_case *c) {
-    // Query token i sees kv_len - q_len + i + 1 keys.
+    // Query token i sees kv_len - q_len + i + 1 keys, or all.
     double q = c->q_len;
-    double pairs = q * (double)total_keys(c) - (double)c->batch * q * (q - 1) / 2;
+    double hidden = c->kind == BENCH_FULL ? 0 : (double)c->batch * q * (q - 1) / 2;
+    double pairs = q * (double)total_keys(c) - hidden;
     return 4 * pairs * c->q_heads * c->head_dim;
 }
 

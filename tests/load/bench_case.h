@@ -4,10 +4,11 @@
 //
 // KIND: "decode": batch sequences of kv_len keys and one query token each; "ragged": batch
 // sequences of unequal lengths, kv_len keys in all; "prefill": batch sequences of q_len query
-// tokens, causal, behind kv_len - q_len cached ones.  DTYPE is the storage type, as in
-// proto/dtype.h; f8e4m3 has bf16 queries.  Keys: batch (1; ragged 128), kv_len (prefill: q_len),
-// q_len (1), head_dim (128), block (tokens; 64).  "decode bf16 32/8 kv_len 32768".  No state; any
-// thread.
+// tokens, causal, behind kv_len - q_len cached ones; "full": the same, but every token sees all
+// keys.  DTYPE is the storage type, as in proto/dtype.h; f8e4m3 has bf16 queries.  Keys: batch (1;
+// ragged 128), kv_len (prefill, full: q_len), q_len (1), new (0): the last so many keys are
+// appended by the launch, and these and the queries are rotated (RoPE); head_dim (128), block
+// (tokens; 64).  "decode bf16 32/8 kv_len 32768".  No state; any thread.
 #ifndef ATTND_LOAD_BENCH_CASE_H
 #define ATTND_LOAD_BENCH_CASE_H
 
@@ -19,14 +20,26 @@
 
 enum { BENCH_CASE_BYTES = 128, BENCH_MAX_BATCH = 4096 };
 
-typedef enum bench_kind { BENCH_DECODE, BENCH_RAGGED, BENCH_PREFILL, BENCH_NUM_KINDS } bench_kind;
+typedef enum bench_kind {
+    BENCH_DECODE,
+    BENCH_RAGGED,
+    BENCH_PREFILL,
+    BENCH_FULL,
+    BENCH_NUM_KINDS
+} bench_kind;
 
 typedef struct bench_case {
     bench_kind kind;
     attnd_dtype q_dtype, kv_dtype;
     int32_t q_heads, kv_heads, head_dim, block_tokens;
-    int32_t batch, kv_len, q_len;
+    int32_t batch, kv_len, q_len, new_len;
+    const double *weights; // [batch], what lengths of a ragged case are in proportion to; borrowed,
+                           // NULL = as bench_case_lengths says
 } bench_case;
+
+static inline bool bench_case_is_prefill(const bench_case *c) {
+    return c->kind == BENCH_PREFILL || c->kind == BENCH_FULL;
+}
 
 // bench_case_parse reads a case.  ATTND_EINVAL with the word that is wrong; ATTND_ENOTSUP where
 // the library has no such shape.
@@ -40,9 +53,9 @@ void bench_case_name(const bench_case *c, char out[BENCH_CASE_BYTES]);
 // of *?[ in it, is matched by it as a file name would be.  NULL means all.
 bool bench_case_matches(const char *name, const char *pattern);
 
-// bench_case_lengths fills lengths [batch]: keys of each sequence.  Those of a ragged case are
-// distributed like the prompts of the Azure conversation trace of 2023 (log-normal, deviation 1 of
-// the logarithm), always the same ones, and add up to kv_len.
+// bench_case_lengths fills lengths [batch]: keys of each sequence.  Those of a ragged case without
+// weights are distributed like the prompts of the Azure conversation trace of 2023 (log-normal,
+// deviation 1 of the logarithm), always the same ones.  They add up to kv_len.
 void bench_case_lengths(const bench_case *c, int32_t *lengths);
 
 // bench_case_flops returns the multiply-adds of a launch, each counted as two: of Q K and of P V,

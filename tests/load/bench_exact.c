@@ -23,6 +23,10 @@ static attn_params place_params(const attn_params *p, const bench_place *at, att
     row->q = (const char *)row->q + at->head * row->stride_q_head * q_bytes;
     row->k_offset += (uint64_t)(kv_head * s->stride_k_head) * kv_bytes;
     row->v_offset += (uint64_t)(kv_head * s->stride_v_head) * kv_bytes;
+    if (row->new_len > 0) {
+        row->k_new = (const char *)row->k_new + kv_head * row->stride_k_new_head * q_bytes;
+        row->v_new = (const char *)row->v_new + kv_head * row->stride_v_new_head * q_bytes;
+    }
     row->k_scale = row->k_scale ? row->k_scale + kv_head : NULL;
     row->v_scale = row->v_scale ? row->v_scale + kv_head : NULL;
     row->q_first = at->token;

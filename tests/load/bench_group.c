@@ -7,12 +7,13 @@
 #include "tests/load/bench_kernels.h"
 
 enum {
-    MAX_COPIES = 512,      // of a case's data
-    STEP_BYTES = 64 << 20, // of all cases together that a sample takes, at least
-    CHECK_KEYS = 1 << 17,  // of the sample that is compared with float64
-    CEILING_TRIES = 3,     // of each way, to choose one
+    MAX_COPIES = 512,     // of a case's data
+    CHECK_KEYS = 1 << 17, // of the sample that is compared with float64
+    CEILING_TRIES = 3,    // of each way, to choose one
     WARM_UPS = 2,
     RESTLESS_TIMES = 3, // so many times the repetitions are made while times spread
+    // So many times what makes a run cold, what is left of the last call in the cache is nothing.
+    HUGE_TIMES = 16,
 };
 
 #define RESTLESS_SPREAD 0.15
@@ -23,7 +24,7 @@ typedef struct entry {
     bench_result *result;
     bench_set *sets; // [num_sets]
     uint32_t num_sets, next;
-    uint32_t way;
+    uint32_t way, ways;
     bool has_peer;
     double us[BENCH_MAX_REPS], ceiling[BENCH_MAX_REPS], peer[BENCH_MAX_REPS];
 } entry;
@@ -38,21 +39,23 @@ typedef struct group_run {
     entry *entries;
     uint32_t num;
     // Copies that one sample takes, of each case alike: so a copy comes again only when all others
-    // of all cases have been.
-    uint32_t step;
+    // of all cases have been.  calls is as many, or more where a sample has to be longer.
+    uint32_t step, calls;
 } group_run;
 
-// copies_of returns how many copies of its data each case gets.  One of a single case is not
-// enough, however large: its ceiling would leave the end of it in the cache.
+// copies_of returns how many copies of its data each case gets.  One of a single case is enough
+// only when it is huge: what was read before leaves the end of it in the cache.
 static uint32_t copies_of(const bench_case *cases, uint32_t num, const bench_timing *timing) {
     uint64_t once = 0;
     bool is_cold = false;
     for (uint32_t i = 0; i < num; i++) {
         once += bench_case_kv_bytes(&cases[i]);
-        is_cold = is_cold || cases[i].kind != BENCH_PREFILL;
+        is_cold = is_cold || !bench_case_is_prefill(&cases[i]);
     }
     uint64_t copies = is_cold ? timing->cold_bytes / once + 1 : 1;
-    copies = is_cold && num == 1 && copies < 2 ? 2 : copies;
+    bool is_huge = once >= HUGE_TIMES * timing->cold_bytes;
+    copies = is_cold && num == 1 && copies < 2 && !is_huge ? 2 : copies;
+    copies += copies > 1 && copies % 2 != 0; // two halves, which samples take in turns
     return (uint32_t)(copies > MAX_COPIES ? MAX_COPIES : copies);
 }
 
@@ -62,7 +65,7 @@ static uint32_t step_of(const bench_case *cases, uint32_t num, const bench_timin
     for (uint32_t i = 0; i < num; i++) {
         once += bench_case_kv_bytes(&cases[i]);
     }
-    uint64_t step = STEP_BYTES / once + 1;
+    uint64_t step = timing->sample_bytes / once + 1;
     uint32_t most = copies_of(cases, num, timing) / 2;
     return step < most ? (uint32_t)step : most > 0 ? most : 1;
 }
@@ -136,7 +139,7 @@ static attnd_err sample_ceiling(group_run *g, entry *e, uint32_t way, bench_ceil
 // choose_ceilings takes for each case the way that is best in the middle of a few tries.
 static attnd_err choose_ceilings(group_run *g) {
     double best[BENCH_MAX_GROUP] = {0};
-    uint32_t ways = g->ops->ceilings(g->b, g->entries[0].c);
+    uint32_t ways = g->entries[0].ways;
     for (uint32_t way = 0; way < ways && ways > 1; way++) {
         double tries[BENCH_MAX_GROUP][CEILING_TRIES];
         for (uint32_t i = 0; i < g->num * CEILING_TRIES; i++) {
@@ -158,10 +161,10 @@ static attnd_err choose_ceilings(group_run *g) {
 
 static attnd_err sample_calls(group_run *g, entry *e, double *us) {
     const attn_params *launches[MAX_COPIES];
-    for (uint32_t i = 0; i < g->step; i++) {
+    for (uint32_t i = 0; i < g->calls; i++) {
         launches[i] = &next_set(e)->launch;
     }
-    return g->ops->time(g->b, launches, g->step, us, g->info);
+    return g->ops->time(g->b, launches, g->calls, us, g->info);
 }
 
 // prepare checks all cases, warms up, and settles how ceilings are measured.
@@ -172,8 +175,12 @@ static attnd_err prepare(group_run *g) {
         entry *e = &g->entries[i];
         const char *peer = g->ops->peer_name ? g->ops->peer_name(g->b, e->c) : NULL;
         e->has_peer = peer != NULL;
+        e->ways = g->ops->ceilings(g->b, e->c);
         snprintf(e->result->peer, sizeof(e->result->peer), "%s", peer ? peer : "");
         err = check(g, e);
+        if (err == ATTND_OK && g->ops->plan_us) {
+            e->result->plan_us = g->ops->plan_us(g->b, &e->sets[0].launch);
+        }
     }
     err = err == ATTND_OK ? choose_ceilings(g) : err;
     for (uint32_t i = 0; i < g->num * WARM_UPS && err == ATTND_OK; i++) {
@@ -186,6 +193,9 @@ static attnd_err repeat(group_run *g, uint32_t rep) {
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < g->num && err == ATTND_OK; i++) {
         entry *e = &g->entries[i];
+        if (e->ways == 0) {
+            continue;
+        }
         err = sample_ceiling(g, e, e->way, &e->result->ceiling);
         e->ceiling[rep] = e->result->ceiling.value;
     }
@@ -215,11 +225,13 @@ static bool is_restless(const group_run *g, uint32_t reps) {
     return false;
 }
 
-static void finish(entry *e, uint32_t step, uint32_t reps) {
+static void finish(entry *e, uint32_t calls, uint32_t reps) {
     bench_result *r = e->result;
-    r->calls = step;
+    r->calls = calls;
     r->us = bench_spread_of(e->us, reps);
-    r->ceiling_value = bench_spread_of(e->ceiling, reps);
+    if (e->ways > 0) {
+        r->ceiling_value = bench_spread_of(e->ceiling, reps);
+    }
     if (e->has_peer) {
         r->peer_us = bench_spread_of(e->peer, reps);
     }
@@ -229,7 +241,7 @@ static void finish(entry *e, uint32_t step, uint32_t reps) {
 attnd_err bench_group_run(bench_backend *b, const bench_backend_ops *ops, bench_arena *arena,
                           const bench_case *cases, uint32_t num, const bench_timing *timing,
                           bench_result *results, attnd_errinfo *info) {
-    group_run g = {b, ops, arena, timing, info, calloc(num, sizeof(entry)), num, 1};
+    group_run g = {b, ops, arena, timing, info, calloc(num, sizeof(entry)), num, 1, 1};
     attnd_err err = g.entries ? ATTND_OK : attnd_fail(info, ATTND_ENOMEM, NULL, "no memory");
     for (uint32_t i = 0; i < num && err == ATTND_OK; i++) {
         results[i] = (bench_result){.c = cases[i]};
@@ -238,6 +250,7 @@ attnd_err bench_group_run(bench_backend *b, const bench_backend_ops *ops, bench_
     }
     err = err == ATTND_OK ? make_all_sets(&g, cases) : err;
     g.step = step_of(cases, num, timing);
+    g.calls = g.step > timing->sample_calls ? g.step : timing->sample_calls;
     err = err == ATTND_OK ? prepare(&g) : err;
     uint32_t most = RESTLESS_TIMES * timing->reps;
     most = most < BENCH_MAX_REPS ? most : BENCH_MAX_REPS;
@@ -247,7 +260,7 @@ attnd_err bench_group_run(bench_backend *b, const bench_backend_ops *ops, bench_
     }
     for (uint32_t i = 0; i < num && g.entries; i++) {
         if (err == ATTND_OK) {
-            finish(&g.entries[i], g.step, reps);
+            finish(&g.entries[i], g.calls, reps);
         }
         for (uint32_t k = 0; k < g.entries[i].num_sets; k++) {
             bench_set_fini(&g.entries[i].sets[k]);

@@ -10,10 +10,10 @@
 #include "tests/load/bench_opts.h"
 #include "tests/load/bench_team.h"
 
-enum { DEFAULT_REPS = 9, MIN_COLD_BYTES = 256 << 20, COLD_CACHES = 3, MAX_COMMAND = 512 };
+enum { DEFAULT_REPS = 11, MIN_COLD_BYTES = 256 << 20, COLD_CACHES = 3, MAX_COMMAND = 512 };
 
 typedef struct kernels_opts {
-    const char *backend, *json, *pattern, *kernel;
+    const char *backend, *json, *pattern, *kernel, *lengths;
     uint32_t threads, reps, cold_mib;
     bool help;
 } kernels_opts;
@@ -22,11 +22,31 @@ static struct {
     bench_result results[BENCH_MAX_RESULTS];
     uint32_t num;
     bench_verdict_line verdicts[BENCH_MAX_VERDICTS];
+    double lengths[BENCH_MAX_BATCH]; // of --lengths
+    int32_t num_lengths;
 } run;
 
 static int fail(const char *what, const attnd_errinfo *info) {
     fprintf(stderr, "attn-bench kernels: %s%s%s\n", what, what[0] != '\0' ? ": " : "", info->text);
     return BENCH_EXIT_FAILED;
+}
+
+// read_lengths reads --lengths: numbers, one a line.
+static attnd_err read_lengths(const char *path, attnd_errinfo *info) {
+    FILE *f = fopen(path, "re");
+    while (f && run.num_lengths < BENCH_MAX_BATCH &&
+           fscanf(f, "%lf", &run.lengths[run.num_lengths]) == 1 &&
+           run.lengths[run.num_lengths] > 0) {
+        run.num_lengths++;
+    }
+    bool is_whole = f && feof(f) && run.num_lengths > 0;
+    if (f) {
+        fclose(f);
+    }
+    return is_whole ? ATTND_OK
+                    : attnd_fail(info, ATTND_EINVAL, "lengths",
+                                 "--lengths %s: not a file of up to %d positive numbers", path,
+                                 BENCH_MAX_BATCH);
 }
 
 // select_cases parses the cases of a group that the pattern means.
@@ -41,6 +61,7 @@ static uint32_t select_cases(const char *const *group, const char *pattern, benc
             abort(); // the grid is ours
         }
         bench_case_name(&c, name);
+        c.weights = c.kind == BENCH_RAGGED && c.batch == run.num_lengths ? run.lengths : NULL;
         if (bench_case_matches(name, pattern)) {
             cases[num++] = c;
         }
@@ -107,6 +128,19 @@ static int conclude(const kernels_opts *o, bench_kernels_report *r, const bench_
     return is_right ? BENCH_EXIT_OK : BENCH_EXIT_FAILED;
 }
 
+// set_timing decides how a run measures.
+static void set_timing(bench_kernels_report *r, const kernels_opts *o,
+                       const bench_backend_ops *ops) {
+    uint64_t cold = COLD_CACHES * r->last_cache;
+    cold = cold < MIN_COLD_BYTES ? MIN_COLD_BYTES : cold;
+    cold = cold < 2 * ops->sample_bytes ? 2 * ops->sample_bytes : cold;
+    r->timing = (bench_timing){.reps = o->reps,
+                               .cold_bytes = o->cold_mib > 0 ? (uint64_t)o->cold_mib << 20 : cold,
+                               .sample_bytes = ops->sample_bytes,
+                               .sample_calls = ops->sample_calls,
+                               .seed = 1};
+}
+
 // execute opens everything, runs, and closes.
 static int execute(const kernels_opts *o, const bench_backend_ops *ops, const char *command) {
     attnd_errinfo info = {0};
@@ -125,13 +159,7 @@ static int execute(const kernels_opts *o, const bench_backend_ops *ops, const ch
     double begin = bench_now();
     bench_kernels_report r = {.backend = ops->name, .command = command};
     r.last_cache = ops->last_cache(b);
-    r.timing = (bench_timing){.reps = o->reps, .seed = 1};
-    r.timing.cold_bytes = COLD_CACHES * r.last_cache;
-    r.timing.cold_bytes =
-        r.timing.cold_bytes < MIN_COLD_BYTES ? MIN_COLD_BYTES : r.timing.cold_bytes;
-    if (o->cold_mib > 0) {
-        r.timing.cold_bytes = (uint64_t)o->cold_mib << 20;
-    }
+    set_timing(&r, o, ops);
     uint64_t bytes = 0;
     bench_arena arena = {0};
     visit(ops, NULL, NULL, groups, pattern, &r.timing, &bytes, &info);
@@ -160,6 +188,10 @@ static int execute(const kernels_opts *o, const bench_backend_ops *ops, const ch
         }
         attnd_err err = visit(ops, b, &arena, groups, pattern, &r.timing, &bytes, &info);
         r.seconds = bench_now() - begin;
+        if (ops->state) {
+            ops->state(b, r.state, sizeof(r.state));
+            printf("at the end: %s\n", r.state);
+        }
         status = err == ATTND_OK ? conclude(o, &r, ops->asks) : fail(attnd_errname(err), &info);
     }
     bench_arena_close(&arena);
@@ -181,11 +213,17 @@ int bench_kernels(int argc, char **argv) {
     attnd_errinfo info = {0};
     char command[MAX_COMMAND];
     bench_opt table[] = {
-        {"backend", BENCH_OPT_TEXT, &o.backend, "NAME", "cpu (the default)", 0, 0, false},
+        {"backend", BENCH_OPT_TEXT, &o.backend, "NAME", "cpu (the default) or cuda", 0, 0, false},
         {"case", BENCH_OPT_TEXT, &o.pattern, "PATTERN",
          "only cases whose name contains or, with *?[, matches it; or one written out", 0, 0,
          false},
-        {"isa", BENCH_OPT_TEXT, &o.kernel, "NAME", "kernels of this instruction set", 0, 0, false},
+        {"isa", BENCH_OPT_TEXT, &o.kernel, "NAME",
+         "kernels of this instruction set; cuda: bulk, portable, decode or prefill (for all rows)",
+         0, 0, false},
+        {"lengths", BENCH_OPT_TEXT, &o.lengths, "FILE",
+         "numbers, one a line, that the lengths of ragged cases of as many sequences are in "
+         "proportion to",
+         0, 0, false},
         {"threads", BENCH_OPT_U32, &o.threads, "N", "default: all processors", 1, BENCH_MAX_THREADS,
          false},
         {"reps", BENCH_OPT_U32, &o.reps, "N",
@@ -199,6 +237,7 @@ int bench_kernels(int argc, char **argv) {
     const bench_backend_ops *ops = NULL;
     attnd_err err = bench_opts_parse(table, argc, argv, &info);
     err = err ? err : bench_backend_find(&ops, o.backend, &info);
+    err = err || !o.lengths ? err : read_lengths(o.lengths, &info);
     int status;
     if (bench_opts_ended(table, "kernels", o.help, err, &info, &status)) {
         return status;

@@ -3,9 +3,9 @@
 // The cases of a group are measured in turns, and each beside its ceiling, so that all of them see
 // the same hours of a shared machine: a repetition takes every case's ceiling, then every case,
 // then every peer; while times of a case spread by more than 15%, there are more of them, up to
-// three times as many.  A decode case has so many copies of its data that the group's together
-// exceed the last cache several times, and walks them in turn: what it reads is never cached.
-// Outputs are compared with float64 before anything is timed.
+// three times as many.  A decode or ragged case has so many copies of its data that the group's
+// together exceed the last cache several times, and walks them in turn: what it reads is never
+// cached. Outputs are compared with float64 before anything is timed.
 #ifndef ATTND_LOAD_BENCH_KERNELS_H
 #define ATTND_LOAD_BENCH_KERNELS_H
 
@@ -25,7 +25,9 @@ enum {
 // bench_timing is how a run measures.
 typedef struct bench_timing {
     uint32_t reps;
-    uint64_t cold_bytes; // that a group's copies together have at least
+    uint64_t cold_bytes;   // that a group's copies together have at least
+    uint64_t sample_bytes; // see bench_backend_ops
+    uint32_t sample_calls;
     uint64_t seed;
 } bench_timing;
 
@@ -41,7 +43,7 @@ attnd_err bench_group_run(bench_backend *b, const bench_backend_ops *ops, bench_
 // bench_kernels_report is what a run has found.
 typedef struct bench_kernels_report {
     const char *backend, *command;
-    char device[160];
+    char device[256], state[256];
     bench_timing timing;
     uint64_t last_cache, arena_bytes, arena_huge;
     const char *peer_missing; // NULL = none

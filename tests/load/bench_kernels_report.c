@@ -21,9 +21,14 @@ void bench_result_text(const bench_result *r, char out[BENCH_RESULT_BYTES]) {
         used += snprintf(out + used, (size_t)(BENCH_RESULT_BYTES - used), " | %.2fx %.8s",
                          r->peer_us.median / r->us.median, r->peer);
     }
+    if (r->plan_us > 0) {
+        used += snprintf(out + used, (size_t)(BENCH_RESULT_BYTES - used), " | plan %.1f us",
+                         r->plan_us);
+    }
     snprintf(out + used, (size_t)(BENCH_RESULT_BYTES - used),
-             " | %s, %u splits | error %.2g of %.2g%s", r->choice.kernel, r->choice.splits,
-             r->error.max, r->error.bound, r->error.max <= r->error.bound ? "" : " WRONG");
+             " | %s, %u splits (%s) | error %.2g of %.2g%s", r->choice.kernel, r->choice.splits,
+             r->choice.why, r->error.max, r->error.bound,
+             r->error.max <= r->error.bound ? "" : " WRONG");
 }
 
 static void add_spread(cJSON *o, const char *key, const bench_spread *s) {
@@ -57,6 +62,8 @@ static cJSON *case_json(const bench_result *r) {
     cJSON_AddNumberToObject(one, "batch", r->c.batch);
     cJSON_AddNumberToObject(one, "q_len", r->c.q_len);
     add_lengths(one, &r->c);
+    cJSON_AddNumberToObject(one, "new_len", r->c.new_len);
+    cJSON_AddBoolToObject(one, "causal", r->c.kind != BENCH_FULL);
     cJSON_AddNumberToObject(one, "kv_bytes", (double)r->kv_bytes);
     cJSON_AddNumberToObject(one, "us", r->us.median);
     cJSON_AddNumberToObject(one, "spread", r->us.spread);
@@ -72,6 +79,9 @@ static cJSON *case_json(const bench_result *r) {
     cJSON_AddStringToObject(one, "kernel", r->choice.kernel);
     cJSON_AddStringToObject(one, "why", r->choice.why);
     cJSON_AddNumberToObject(one, "splits", r->choice.splits);
+    if (r->plan_us > 0) {
+        cJSON_AddNumberToObject(one, "plan_us", r->plan_us);
+    }
     cJSON *error = cJSON_AddObjectToObject(one, "error");
     cJSON_AddNumberToObject(error, "max", r->error.max);
     cJSON_AddNumberToObject(error, "rms", r->error.rms);
@@ -122,8 +132,12 @@ cJSON *bench_kernels_json(const bench_kernels_report *r) {
     add_machine(doc);
     cJSON_AddStringToObject(doc, "backend", r->backend);
     cJSON_AddStringToObject(doc, "device", r->device);
+    if (r->state[0] != '\0') {
+        cJSON_AddStringToObject(doc, "device_at_the_end", r->state);
+    }
     cJSON_AddNumberToObject(doc, "last_cache_bytes", (double)r->last_cache);
     cJSON_AddNumberToObject(doc, "cold_bytes", (double)r->timing.cold_bytes);
+    cJSON_AddNumberToObject(doc, "sample_bytes", (double)r->timing.sample_bytes);
     cJSON_AddNumberToObject(doc, "arena_bytes", (double)r->arena_bytes);
     cJSON_AddNumberToObject(doc, "arena_huge_page_bytes", (double)r->arena_huge);
     cJSON_AddNumberToObject(doc, "repetitions", r->timing.reps);

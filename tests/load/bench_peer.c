@@ -8,7 +8,7 @@ enum { NUM_BLOCKS = 3, SEED = 5 };
 bool bench_peer_knows(const bench_case *c) {
     bool is_decode = c->kind == BENCH_DECODE && c->kv_dtype == ATTND_F32 && c->q_len == 1;
     bool is_prefill = c->kind == BENCH_PREFILL && c->kv_len == c->q_len;
-    return c->batch == 1 && (is_decode || is_prefill) && bench_blas_open();
+    return c->batch == 1 && c->new_len == 0 && (is_decode || is_prefill) && bench_blas_open();
 }
 
 static uint64_t kv_floats(const bench_case *c) {

@@ -85,6 +85,12 @@ static bool measure(const bench_ask *ask, const bench_result *r, const bench_res
     case BENCH_SLOWER:
         *out = r->us.median / other->us.median;
         return true;
+    case BENCH_MORE:
+        *out = r->us.median - other->us.median;
+        return true;
+    case BENCH_PLAN:
+        *out = r->plan_us;
+        return r->plan_us > 0;
     case BENCH_SLOPE:
         *out = r->us.median / r->c.kv_len / (other->us.median / other->c.kv_len);
         return true;
@@ -127,6 +133,12 @@ void bench_verdict_text(const bench_verdict_line *v, char out[BENCH_VERDICT_BYTE
         break;
     case BENCH_SLOWER:
         snprintf(what, sizeof(what), "time over \"%s\"", v->other);
+        break;
+    case BENCH_MORE:
+        snprintf(what, sizeof(what), "us more than \"%s\"", v->other);
+        break;
+    case BENCH_PLAN:
+        snprintf(what, sizeof(what), "us to plan it");
         break;
     case BENCH_SLOPE:
         snprintf(what, sizeof(what), "time a key over \"%s\"", v->other);

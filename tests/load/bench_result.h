@@ -34,6 +34,7 @@ typedef struct bench_result {
     double ceiling_share; // gbs or gflops over it; 0 without a ceiling
     bench_error error;
     attn_choice choice;
+    double plan_us; // on the host, before the launch; 0 = part of it
     char peer[160]; // "" = none
     bench_spread peer_us;
 } bench_result;
@@ -46,6 +47,8 @@ typedef enum bench_measure {
     BENCH_SHARE,   // ceiling_share
     BENCH_SPEEDUP, // other's time over this one's
     BENCH_SLOWER,  // this one's time over other's
+    BENCH_MORE,    // this one's time less other's, us
+    BENCH_PLAN,    // plan_us
     BENCH_SLOPE,   // time over kv_len, over the same of other
     BENCH_PEER,    // the peer's time over this one's
 } bench_measure;

@@ -1,14 +1,17 @@
 #include "tests/load/bench_set.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/load/bench_math.h"
+#include "tests/load/bench_team.h"
 
 // sizes are the parts of a set in bytes.
 typedef struct sizes {
     uint64_t half; // K or V of a block
     uint64_t blocks, pool, q, out, table, scale;
+    uint64_t new_rows, freqs; // K or V of all appended tokens, RoPE's frequencies
 } sizes;
 
 static uint64_t blocks_of(const bench_case *c, int32_t kv_len) {
@@ -30,13 +33,16 @@ static sizes sizes_of(const bench_case *c) {
     z.out = z.q;
     z.table = z.blocks * sizeof(uint32_t);
     z.scale = (uint64_t)c->kv_heads * sizeof(float);
+    z.new_rows = (uint64_t)c->batch * (uint64_t)c->new_len * (uint64_t)c->kv_heads *
+                 (uint64_t)c->head_dim * attnd_dtype_bytes(c->q_dtype);
+    z.freqs = (uint64_t)c->head_dim / 2 * sizeof(float);
     return z;
 }
 
 uint64_t bench_set_bytes(const bench_case *c) {
     sizes z = sizes_of(c);
-    uint64_t pages = 6 * 4096; // of what each part is rounded up by
-    return z.pool + z.q + z.out + z.table + 2 * z.scale + pages;
+    uint64_t pages = 9 * 4096; // of what each part is rounded up by
+    return z.pool + z.q + z.out + z.table + 2 * z.scale + 2 * z.new_rows + z.freqs + pages;
 }
 
 // shuffle fills table with 0 .. num - 1 in random order.
@@ -73,7 +79,7 @@ static attn_row row_of(const bench_case *c, const sizes *z, int32_t kv_len) {
                       .kv_len = kv_len,
                       .q_len = c->q_len,
                       .q_count = c->q_len,
-                      .flags = ATTN_CAUSAL,
+                      .flags = c->kind == BENCH_FULL ? 0 : ATTN_CAUSAL,
                       .window_left = -1,
                       .window_right = -1};
 }
@@ -104,18 +110,38 @@ static void list_runs(bench_set *s, const attn_row *row) {
     }
 }
 
+// set_new gives a row its part of the appended tokens.
+static void set_new(attn_row *row, const bench_case *c, const char *k_new, const char *v_new,
+                    uint64_t first, const attn_rope *rope) {
+    row->k_new = k_new + first;
+    row->v_new = v_new + first;
+    row->stride_k_new_token = row->stride_v_new_token = c->kv_heads * c->head_dim;
+    row->stride_k_new_head = row->stride_v_new_head = c->head_dim;
+    row->new_len = c->new_len;
+    row->rope = rope;
+}
+
+static const void *shifted(const void *p, int64_t delta) {
+    return p ? (const char *)p + delta : NULL;
+}
+
 // shift_rows makes launch from params for a backend that sees the arena elsewhere.
 static void shift_rows(bench_set *s, int64_t delta) {
+    s->ropes[1] = s->ropes[0];
+    s->ropes[1].inv_freq = shifted(s->ropes[0].inv_freq, delta);
     s->launch = s->params;
     s->launch.pool = (char *)s->params.pool + delta;
     s->launch.rows = s->params.rows + s->params.num_rows;
     for (uint32_t i = 0; i < s->params.num_rows; i++) {
         attn_row row = s->params.rows[i];
-        row.q = (const char *)row.q + delta;
+        row.q = shifted(row.q, delta);
         row.out = (char *)row.out + delta;
-        row.table = (const void *)((const char *)row.table + delta);
-        row.k_scale = row.k_scale ? (const void *)((const char *)row.k_scale + delta) : NULL;
-        row.v_scale = row.v_scale ? (const void *)((const char *)row.v_scale + delta) : NULL;
+        row.table = shifted(row.table, delta);
+        row.k_scale = shifted(row.k_scale, delta);
+        row.v_scale = shifted(row.v_scale, delta);
+        row.k_new = shifted(row.k_new, delta);
+        row.v_new = shifted(row.v_new, delta);
+        row.rope = row.rope ? &s->ropes[1] : NULL;
         s->launch.rows[i] = row;
     }
 }
@@ -127,14 +153,37 @@ static void fill_scales(float *k_scale, float *v_scale, int32_t num) {
     }
 }
 
-// fill_queries writes values that the pool has not: a query that is some key would see that alone.
-static void fill_queries(char *q, attnd_dtype dtype, uint64_t num, uint64_t seed) {
-    float values[1024];
-    for (uint64_t at = 0; at < num; at += 1024) {
-        bench_uniform(values, bench_hash64(~seed), (uint32_t)at, 1024);
-        for (uint64_t i = 0; i < 1024 && at + i < num; i++) {
-            attnd_store(q, dtype, at + i, (double)values[i]);
+typedef struct tensor_job {
+    void *to;
+    attnd_dtype dtype;
+    uint64_t bytes, seed;
+    uint32_t threads;
+} tensor_job;
+
+static void fill_share(void *arg, uint32_t worker) {
+    enum { PIECE = 1024 };
+    const tensor_job *job = arg;
+    float values[PIECE];
+    uint64_t num = job->bytes / attnd_dtype_bytes(job->dtype);
+    for (uint64_t at = (uint64_t)worker * PIECE; at < num; at += (uint64_t)job->threads * PIECE) {
+        bench_uniform(values, bench_hash64(~job->seed), (uint32_t)at, PIECE);
+        for (uint64_t i = 0; i < PIECE && at + i < num; i++) {
+            attnd_store(job->to, job->dtype, at + i, (double)values[i]);
         }
+    }
+}
+
+// fill_tensor writes values that the pool has not: a query that is some key would see that alone.
+static void fill_tensor(void *to, attnd_dtype dtype, uint64_t bytes, uint64_t seed,
+                        uint32_t threads) {
+    tensor_job job = {to, dtype, bytes, seed, threads};
+    bench_team_run(fill_share, &job, threads);
+}
+
+// fill_freqs is RoPE's usual base.
+static void fill_freqs(float *freqs, int32_t head_dim) {
+    for (int32_t i = 0; i < head_dim / 2; i++) {
+        freqs[i] = (float)pow(10000, -2.0 * i / head_dim);
     }
 }
 
@@ -146,15 +195,21 @@ attnd_err bench_set_init(bench_set *out, const bench_case *c, bench_arena *arena
     bench_set s = {.out_bytes = z.out};
     attn_row *rows = calloc(2 * (size_t)c->batch, sizeof(*rows));
     s.runs = calloc(2 * z.blocks + 2 * (uint64_t)c->batch * (uint64_t)c->kv_heads, sizeof(*s.runs));
+    s.ropes = calloc(2, sizeof(*s.ropes));
     char *pool = bench_arena_take(arena, z.pool);
     char *q = bench_arena_take(arena, z.q);
     s.out = bench_arena_take(arena, z.out);
     uint32_t *table = bench_arena_take(arena, z.table);
     float *k_scale = bench_arena_take(arena, z.scale);
     float *v_scale = bench_arena_take(arena, z.scale);
-    if (!rows || !s.runs || !pool || !q || !s.out || !table || !k_scale || !v_scale) {
+    char *k_new = bench_arena_take(arena, z.new_rows);
+    char *v_new = bench_arena_take(arena, z.new_rows);
+    float *freqs = bench_arena_take(arena, z.freqs);
+    if (!rows || !s.runs || !s.ropes || !pool || !q || !s.out || !table || !k_scale || !v_scale ||
+        !k_new || !v_new || !freqs) {
         free(rows);
         free(s.runs);
+        free(s.ropes);
         return attnd_fail(info, ATTND_ENOMEM, NULL, "no room for a set of %llu MiB",
                           (unsigned long long)(bench_set_bytes(c) >> 20));
     }
@@ -165,7 +220,11 @@ attnd_err bench_set_init(bench_set *out, const bench_case *c, bench_arena *arena
                              .rows = rows,
                              .num_rows = (uint32_t)c->batch};
     bench_arena_fill(pool, c->kv_dtype, z.pool / attnd_dtype_bytes(c->kv_dtype), seed, threads);
-    fill_queries(q, c->q_dtype, z.q / attnd_dtype_bytes(c->q_dtype), seed);
+    fill_tensor(q, c->q_dtype, z.q, seed, threads);
+    fill_tensor(k_new, c->q_dtype, z.new_rows, seed + (1u << 20), threads);
+    fill_tensor(v_new, c->q_dtype, z.new_rows, seed + (2u << 20), threads);
+    fill_freqs(freqs, c->head_dim);
+    s.ropes[0] = (attn_rope){freqs, 1, c->head_dim, false};
     memset(s.out, 0xff, z.out); // a NaN in every type
     shuffle(table, z.blocks, seed);
     fill_scales(k_scale, v_scale, c->kv_heads);
@@ -178,6 +237,10 @@ attnd_err bench_set_init(bench_set *out, const bench_case *c, bench_arena *arena
             rows[i].k_scale = k_scale;
             rows[i].v_scale = v_scale;
         }
+        if (c->new_len > 0) {
+            set_new(&rows[i], c, k_new, v_new, (uint64_t)i * (z.new_rows / (uint64_t)c->batch),
+                    s.ropes);
+        }
         table += blocks_of(c, lengths[i]);
         list_runs(&s, &rows[i]);
     }
@@ -189,5 +252,6 @@ attnd_err bench_set_init(bench_set *out, const bench_case *c, bench_arena *arena
 void bench_set_fini(bench_set *s) {
     free(s->params.rows);
     free(s->runs);
+    free(s->ropes);
     *s = (bench_set){0};
 }

@@ -1,5 +1,5 @@
-// bench_set is one copy of a case's data in an arena: pool, tables, queries, outputs.  The blocks
-// of all its sequences lie in random order, K and V of a block side by side, `[kv_heads,
+// bench_set is one copy of a case's data in an arena: pool, tables, queries, outputs, new tokens.
+// The blocks of all its sequences lie in random order, K and V of a block side by side, `[kv_heads,
 // block_tokens, head_dim]` each, as in the daemon's pool of a model of one layer.
 #ifndef ATTND_LOAD_BENCH_SET_H
 #define ATTND_LOAD_BENCH_SET_H
@@ -14,7 +14,8 @@ typedef struct bench_set {
     attn_params launch; // as the backend does; its rows too lie in host memory
     bench_run *runs;    // [num_runs], live K and V in the order in which a sequence has its keys
     uint64_t num_runs;
-    void *out; // outputs of all rows, contiguous
+    attn_rope *ropes; // [2], of params and of launch, where tokens are appended
+    void *out;        // outputs of all rows, contiguous
     uint64_t out_bytes;
 } bench_set;
 

@@ -26,7 +26,8 @@ START_TEST(a_case_is_read_with_defaults) {
 END_TEST
 
 START_TEST(every_key_is_read) {
-    bench_case c = parse("prefill f8e4m3 8/2 kv_len 900 q_len 30 block 16 head_dim 64 batch 3");
+    bench_case c =
+        parse("prefill f8e4m3 8/2 kv_len 900 q_len 30 block 16 head_dim 64 batch 3 new 20");
     ck_assert_int_eq(c.kind, BENCH_PREFILL);
     ck_assert_int_eq(c.q_dtype, ATTND_BF16);
     ck_assert_int_eq(c.kv_dtype, ATTND_F8E4M3);
@@ -34,6 +35,7 @@ START_TEST(every_key_is_read) {
     ck_assert_int_eq(c.block_tokens, 16);
     ck_assert_int_eq(c.batch, 3);
     ck_assert_int_eq(c.q_len, 30);
+    ck_assert_int_eq(c.new_len, 20);
     ck_assert_int_eq(c.kv_len, 900);
 }
 END_TEST
@@ -45,6 +47,8 @@ static const char *const names[] = {
     "ragged f16 32/8 batch 128 kv_len 131072",
     "prefill f32 32/8 q_len 512",
     "prefill f32 32/8 q_len 512 kv_len 4096",
+    "full bf16 16/16 block 512 batch 32 q_len 512",
+    "decode bf16 32/8 batch 8 kv_len 4096 new 1",
 };
 
 START_TEST(a_name_is_read_as_it_is_written) {
@@ -75,6 +79,8 @@ static const struct {
     {"decode bf16 32/8 q_len 4 kv_len 3", "kv_len", ATTND_EINVAL},
     {"ragged bf16 32/8 batch 128 kv_len 127", "kv_len", ATTND_EINVAL},
     {"prefill bf16 32/8 kv_len 100", "q_len", ATTND_EINVAL},
+    {"full bf16 32/8 kv_len 100", "q_len", ATTND_EINVAL},
+    {"decode bf16 32/8 kv_len 100 new 2", "new", ATTND_EINVAL},
     {"decode bf16 32/8 head_dim 100 kv_len 3", "head_dim", ATTND_ENOTSUP},
 };
 enum { NUM_WRONG = sizeof(wrong) / sizeof(wrong[0]) };
@@ -119,6 +125,19 @@ START_TEST(ragged_lengths_add_up) {
 }
 END_TEST
 
+START_TEST(ragged_lengths_follow_weights) {
+    bench_case c = parse("ragged bf16 32/8 batch 4 kv_len 1004");
+    static const double weights[] = {1, 2, 3, 4};
+    int32_t lengths[4];
+    c.weights = weights;
+    bench_case_lengths(&c, lengths); // one token each, and 1000 in proportion
+    ck_assert_int_eq(lengths[0], 101);
+    ck_assert_int_eq(lengths[1], 201);
+    ck_assert_int_eq(lengths[2], 301);
+    ck_assert_int_eq(lengths[3], 401);
+}
+END_TEST
+
 START_TEST(uniform_lengths_are_the_case_s) {
     bench_case c = parse("decode bf16 32/8 batch 3 kv_len 77");
     int32_t lengths[3];
@@ -137,6 +156,9 @@ START_TEST(bytes_and_operations_are_those_of_the_definition) {
     c = parse("prefill f32 1/1 head_dim 8 q_len 3 kv_len 5");
     ck_assert_double_eq(bench_case_flops(&c), 4.0 * 12 * 8);
     ck_assert_uint_eq(bench_case_kv_bytes(&c), 5 * 2 * 8 * 4);
+    // All 3 see all 5.
+    c = parse("full f32 1/1 head_dim 8 q_len 3 kv_len 5");
+    ck_assert_double_eq(bench_case_flops(&c), 4.0 * 15 * 8);
     // Two sequences of 5 keys, one token each.
     c = parse("ragged f8e4m3 2/1 head_dim 8 batch 2 kv_len 10");
     ck_assert_double_eq(bench_case_flops(&c), 4.0 * 10 * 2 * 8);
@@ -149,10 +171,11 @@ static Suite *suite(void) {
     TCase *c = tcase_create("case");
     tcase_add_test(c, a_case_is_read_with_defaults);
     tcase_add_test(c, every_key_is_read);
-    tcase_add_loop_test(c, a_name_is_read_as_it_is_written, 0, 5);
+    tcase_add_loop_test(c, a_name_is_read_as_it_is_written, 0, 7);
     tcase_add_loop_test(c, a_wrong_case_is_refused_by_name, 0, NUM_WRONG);
     tcase_add_test(c, a_pattern_means_names);
     tcase_add_test(c, ragged_lengths_add_up);
+    tcase_add_test(c, ragged_lengths_follow_weights);
     tcase_add_test(c, uniform_lengths_are_the_case_s);
     tcase_add_test(c, bytes_and_operations_are_those_of_the_definition);
     suite_add_tcase(s, c);

@@ -42,7 +42,8 @@ static void write_reference(double off) {
 static const char *const cases[] = {
     "decode f32 4/2 head_dim 64 kv_len 100", "decode bf16 4/1 kv_len 70 block 16",
     "decode f8e4m3 4/4 kv_len 65",           "ragged f16 4/2 batch 5 kv_len 300",
-    "prefill f32 4/2 q_len 20 kv_len 50",
+    "prefill f32 4/2 q_len 20 kv_len 50",    "full bf16 4/2 batch 2 q_len 20 kv_len 50",
+    "decode bf16 4/2 kv_len 65 new 1",       "prefill f16 4/2 q_len 20 kv_len 90 new 7",
 };
 enum { NUM_CASES = sizeof(cases) / sizeof(cases[0]) };
 
@@ -143,6 +144,26 @@ START_TEST(a_shifted_launch_has_every_pointer_shifted) {
     ck_assert_int_eq((const char *)device->table - (const char *)host->table, 4096);
     ck_assert_int_eq((const char *)device->k_scale - (const char *)host->k_scale, 4096);
     ck_assert_int_eq((const char *)device->v_scale - (const char *)host->v_scale, 4096);
+    unmake();
+}
+END_TEST
+
+START_TEST(appended_tokens_are_shifted_too) {
+    ATTND_CK_OK(bench_case_parse(&the_case, "decode f32 4/2 batch 2 kv_len 9 new 1", NULL));
+    ATTND_CK_OK(bench_arena_open(&arena, bench_set_bytes(&the_case), false, NULL));
+    ATTND_CK_OK(bench_set_init(&set, &the_case, &arena, 4096, SEED, 1, NULL));
+    for (int i = 0; i < 2; i++) {
+        const attn_row *host = &set.params.rows[i];
+        const attn_row *device = &set.launch.rows[i];
+        ck_assert_int_eq(host->new_len, 1);
+        ck_assert_int_eq((const char *)device->k_new - (const char *)host->k_new, 4096);
+        ck_assert_int_eq((const char *)device->v_new - (const char *)host->v_new, 4096);
+        ck_assert_int_eq((const char *)device->rope->inv_freq - (const char *)host->rope->inv_freq,
+                         4096);
+    }
+    ck_assert_int_eq((const char *)set.params.rows[1].k_new -
+                         (const char *)set.params.rows[0].k_new,
+                     2 * 128 * 4); // a token of 2 heads
     unmake();
 }
 END_TEST
@@ -263,6 +284,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(c, the_library_takes_every_set, 0, NUM_CASES);
     tcase_add_test(c, runs_hold_the_live_bytes_of_the_pool);
     tcase_add_test(c, a_shifted_launch_has_every_pointer_shifted);
+    tcase_add_test(c, appended_tokens_are_shifted_too);
     suite_add_tcase(s, c);
     c = tcase_create("peers and ceilings");
     tcase_add_test(c, a_softmax_is_that_of_float64);

@@ -100,6 +100,24 @@ START_TEST(a_verdict_says_what_was_measured) {
 }
 END_TEST
 
+START_TEST(differences_and_plans_are_asked_in_microseconds) {
+    static const bench_ask two[] = {
+        {"decode bf16 32/8 kv_len 8192 new 1", "decode bf16 32/8 kv_len 8192", BENCH_MORE, 0, 0, 2},
+        {"decode bf16 32/8 kv_len 8192", NULL, BENCH_PLAN, 0, 0, 5},
+        {NULL, NULL, BENCH_SHARE, 0, 0, 0}};
+    bench_result r[] = {result_of("decode bf16 32/8 kv_len 8192", 14, 0, true),
+                        result_of("decode bf16 32/8 kv_len 8192 new 1", 16.5, 0, true)};
+    bench_verdict_line v[4];
+    ck_assert_uint_eq(bench_verdicts(two, r, 2, v, 4), 1); // the plan was not timed
+    ck_assert_double_eq_tol(v[0].measured, 2.5, 1e-12);
+    ck_assert(!v[0].is_met);
+    r[0].plan_us = 4;
+    ck_assert_uint_eq(bench_verdicts(two, r, 2, v, 4), 2);
+    ck_assert_double_eq_tol(v[1].measured, 4, 1e-12);
+    ck_assert(v[1].is_met);
+}
+END_TEST
+
 START_TEST(a_pattern_without_a_star_is_one_name) {
     static const bench_ask one[] = {{"prefill f32 32/8 q_len 512", NULL, BENCH_SHARE, 0, 0.6, 0},
                                     {NULL, NULL, BENCH_SHARE, 0, 0, 0}};
@@ -175,6 +193,7 @@ static Suite *suite(void) {
     tcase_add_test(c, an_even_number_has_its_median_between);
     tcase_add_test(c, rates_follow_from_the_time);
     tcase_add_test(c, a_verdict_says_what_was_measured);
+    tcase_add_test(c, differences_and_plans_are_asked_in_microseconds);
     tcase_add_test(c, a_pattern_without_a_star_is_one_name);
     tcase_add_test(c, a_line_names_case_time_and_kernel);
     tcase_add_test(c, the_json_has_every_field_of_a_case);
