@@ -176,6 +176,8 @@ static void fill_share(void *arg, uint32_t worker) {
 // fill_tensor writes values that the pool has not: a query that is some key would see that alone.
 static void fill_tensor(void *to, attnd_dtype dtype, uint64_t bytes, uint64_t seed,
                         uint32_t threads) {
+    enum { SMALL_BYTES = 1 << 20 }; // which other threads are not started for
+    threads = bytes < SMALL_BYTES ? 1 : threads;
     tensor_job job = {to, dtype, bytes, seed, threads};
     bench_team_run(fill_share, &job, threads);
 }

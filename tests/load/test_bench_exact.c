@@ -277,6 +277,7 @@ END_TEST
 static Suite *suite(void) {
     Suite *s = suite_create("bench_exact");
     TCase *c = tcase_create("exact");
+    tcase_set_timeout(c, 60); // each test makes its tables of random values anew
     tcase_add_loop_test(c, the_reference_itself_is_within_the_bound, 0, NUM_CASES);
     tcase_add_test(c, a_shifted_result_is_as_far_off_as_the_shift);
     tcase_add_test(c, an_output_that_nobody_wrote_is_wrong);
