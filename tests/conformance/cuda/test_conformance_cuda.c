@@ -239,7 +239,8 @@ static void add_types(void) {
 }
 
 static void add_ratios(void) {
-    static const int32_t ratios[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 33, 64, 128};
+    static const int32_t ratios[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,
+                                     12, 13, 14, 15, 16, 17, 32, 33, 64, 128};
     for (uint64_t i = 0; i < sizeof(ratios) / sizeof(*ratios); i++) {
         conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 200 + i);
         s.kv_heads = ratios[i] > 16 ? 1 : 3;
