@@ -332,6 +332,9 @@ static attnd_err add_row(maker *m, const attn_row *row, attnd_errinfo *info) {
     int32_t heads = m->heads_at_once;
     int32_t tokens = m->tokens_at_once;
     int32_t end = row->q_first + row->q_count;
+    if (row->q_count > 0 && row->q_count <= tokens && heads == group) { // one record, mostly
+        return add_record(m, row, row->q_first, row->q_count, 0, group, row->new_len > 0, info);
+    }
     for (int32_t token = row->q_first; token < end; token += tokens) {
         int32_t num = end - token < tokens ? end - token : tokens;
         for (int32_t head = 0; head < group; head += heads) {

@@ -26,9 +26,11 @@ static int32_t ceil_div(int32_t a, int32_t b) {
 // row_records is what a row adds to attn_prefill_count.  By q_len and not q_count, so that the
 // chunks of a row are computed alike.
 static uint64_t row_records(const attn_params *p, const attn_row *row) {
+    if (row->q_len <= DECODE_TOKENS) {
+        return 0;
+    }
     int64_t rows = (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
-    return row->q_len <= DECODE_TOKENS ? 0
-                                       : (uint64_t)((rows + 63) / 64) * (uint64_t)p->shape.kv_heads;
+    return (uint64_t)((rows + 63) / 64) * (uint64_t)p->shape.kv_heads;
 }
 
 uint64_t attn_prefill_count(const attn_params *p) {
