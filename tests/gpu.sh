@@ -8,11 +8,11 @@
 # folder that attnd was built in, of which everything found is taken, with shared libraries in its
 # folder deps/ when this machine has not got them.
 set -uo pipefail
+given=${ATTND_BUILD:+$(realpath "$ATTND_BUILD")}
+lengths=${1:+$(realpath "$1")}
 cd "$(dirname "$0")/.." || exit 1
 out=${OUT:-build/gpu}
 build=build/gpu-build
-given=${ATTND_BUILD:-}
-lengths=${1:-}
 mkdir -p "$out"
 failed=0
 

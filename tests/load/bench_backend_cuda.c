@@ -26,7 +26,7 @@
 enum {
     SAMPLE_BYTES = 300 << 20,
     SAMPLE_CALLS = 8,
-    PLAN_REPS = 11,
+    PLAN_REPS = 101,
     MACHINE_REPS = 5,
     QUERY_ROWS = 64,  // of a record, see attn_cuda_plan_create
     MAX_GRAPHS = 256, // of a group
