@@ -8,6 +8,7 @@
 #include "kvcache/kv_name.h"
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_prefix.h"
+#include "kvcache/kv_spill.h"
 #include "kvcache/kv_sum.h"
 
 void kv_get_info(const kv_cache *kv, kv_info *out) {
@@ -86,6 +87,7 @@ typedef struct recount {
     uint32_t *tenants; // [max_tenants], blocks in use
     uint32_t *cached;  // [max_tenants]
     uint32_t *uses;    // [prefix_blocks], of nodes
+    uint64_t spilled;  // blocks
     attnd_errinfo *info;
 } recount;
 
@@ -173,7 +175,8 @@ static bool count_nodes(recount *r) {
         }
         uint32_t model = kv_node_model(kv, i), parent = kv_prefix_parent(kv, i);
         const kv_model_spec *spec = kv_model_get(kv, model);
-        if (!spec || (parent != KV_NONE &&
+        bool may_lack = kv_spilled(kv, i) || kv->node_aux[i].uses & KV_LEAVING;
+        if (!spec || (parent != KV_NONE && !may_lack &&
                       (kv->nodes[parent].generation != kv->nodes[i].parent_generation ||
                        kv->nodes[parent].owner == 0 || kv_node_model(kv, parent) != model))) {
             return WRONG(r, "node %u has no model or no parent", i);
@@ -190,7 +193,12 @@ static bool count_nodes(recount *r) {
             r->nodes[kv_pool_index(kv, entry)] = i + 1;
             r->cached[spec->tenant] += r->refs[kv_pool_index(kv, entry)] == 0;
         }
-        bool busy = kv->node_aux[i].uses & ~KV_CANDIDATE;
+        if (kv_spilled(kv, i)) {
+            r->spilled += kv->spills[i].tier == KV_SPILL_LOST
+                              ? 0
+                              : (uint32_t)__builtin_popcount(kv->spills[i].groups);
+        }
+        bool busy = kv->node_aux[i].uses & ~(KV_CANDIDATE | KV_LEAVING);
         if (parent != KV_NONE && busy) {
             r->uses[parent]++;
         }
@@ -225,6 +233,18 @@ static void count_users(recount *r) {
     }
 }
 
+// count_copied counts a node that is being copied to a tier or back, and its blocks.
+static void count_copied(void *arg, uint32_t node, uint32_t uses, const uint32_t *entries) {
+    recount *r = arg;
+    const kv_model_spec *spec = &r->kv->models[kv_node_model(r->kv, node)].spec;
+    r->uses[node] += uses;
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        if (entries[g] != KV_NONE) {
+            r->tenants[spec->tenant] += r->refs[kv_pool_index(r->kv, entries[g])]++ == 0;
+        }
+    }
+}
+
 static bool check_nodes(recount *r) {
     const kv_cache *kv = r->kv;
     uint32_t live = 0, has_child = 0;
@@ -236,9 +256,15 @@ static bool check_nodes(recount *r) {
         live++;
         has_child = kv->node_aux[i].down && !(uses & KV_CANDIDATE);
         if ((uses & ~KV_CANDIDATE) != r->uses[i] ||
-            !!(uses & KV_CANDIDATE) != (r->uses[i] == 0 && !has_child)) {
+            !!(uses & KV_CANDIDATE) != (r->uses[i] == 0 && !has_child && !kv_spilled(kv, i))) {
             return WRONG(r, "node %u has %u users, not %x", i, r->uses[i], uses);
         }
+    }
+    kv_spill_info spill;
+    kv_spill_get_info(kv, &spill);
+    if (kv->spiller && spill.spilled != r->spilled) {
+        return WRONG(r, "%llu blocks are spilled, not %llu", (unsigned long long)r->spilled,
+                     (unsigned long long)spill.spilled);
     }
     if (live != kv->lists->nodes.live) {
         return WRONG(r, "%u nodes live, not %u", live, kv->lists->nodes.live);
@@ -359,6 +385,7 @@ static bool count(recount *r) {
         return false;
     }
     count_users(r);
+    kv_spill_counted(r->kv, count_copied, r);
     return count_nodes(r);
 }
 

@@ -267,6 +267,9 @@ typedef struct kv_copy {
 // is read and filled.  ATTND_ENOSPC: *may_wait says whether the step could fit once others give
 // blocks back; false when it is larger than the pool, the quota or a sequence's table (more than
 // max_seq_blocks in a group, or 2^31 - 1 tokens).  *may_wait is set with ATTND_ENOSPC only.
+// With tiers *may_wait says before the call whether the caller would wait.  If so, ATTND_ENOSPC
+// with *may_wait is the answer, too, while blocks that the step needs are being copied from or to a
+// tier; a caller who cannot wait any longer asks again without, and is served with what is there.
 // ATTND_EBUSY: a sequence has an open step, or max_steps are open.  ATTND_EINVAL: a sequence is
 // twice in the step, or of another model.  ATTND_EMSGSIZE: more than max_step_seqs.  ATTND_ENOTSUP:
 // tokens of a model whose prefixes cannot be cached (*info says why).  A partial last block that is
@@ -319,6 +322,37 @@ attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step);
 // and by which thread.  The blocks are the caller's.  A copy within one block goes down.
 attnd_err kv_copy_run(const kv_cache *kv, const kv_copy *copies, uint32_t num_copies,
                       attnd_errinfo *info);
+
+// ---- tiers (kv_tier.h)
+
+typedef struct kv_tier kv_tier;
+
+enum { KV_MAX_TIERS = 2 };
+
+// kv_tiers_start has cached blocks that must make way spilled to the tiers [num], first to the
+// first, and fetched when a step looks them up; both only for steps that would wait, see
+// kv_step_open.  The tiers are borrowed until kv_tiers_stop, and nobody else puts jobs into them.
+// Of a recovered cache it takes over what its ledger says is in the tiers; blocks whose image
+// cannot be there are dropped, and counted as lost.  num 0 drops all.  Call it once, before the
+// first step. ATTND_ENOMEM.
+attnd_err kv_tiers_start(kv_cache *kv, kv_tier *const *tiers, uint32_t num, attnd_errinfo *info);
+
+// kv_tiers_poll takes in the copies that have ended; to be called when a tier tells so.  True when
+// steps that wait should be tried again.
+bool kv_tiers_poll(kv_cache *kv);
+
+// kv_tiers_stop forgets the tiers; they were closed before.
+void kv_tiers_stop(kv_cache *kv);
+
+typedef struct kv_spill_info {
+    uint64_t spilled;            // blocks in tiers
+    uint64_t spilling, fetching; // blocks in use that are being copied there, or back
+    uint64_t spills, fetches;    // blocks, since the start
+    uint64_t dropped;            // nodes of the prefix tree that made way for newer ones in a tier
+    uint64_t failed;             // copies to a tier that failed
+    uint64_t lost;               // blocks whose image was gone, damaged, or in a tier that is off
+} kv_spill_info;
+void kv_spill_get_info(const kv_cache *kv, kv_spill_info *out);
 
 // ---- accounting
 

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kvcache/kv_redo.h"
+#include "kvcache/kv_spill.h"
 #include "kvcache/kv_sum.h"
 
 static uint32_t block_tokens_of(const kv_cache *kv, uint32_t idx) {
@@ -75,14 +76,27 @@ static void settle(kv_cache *kv, uint32_t idx, uint32_t depth) {
     }
 }
 
+// can_find says whether what a step may take over can be looked up.
+static bool can_find(const kv_cache *kv, uint32_t idx, const uint32_t *tokens, uint32_t new_len) {
+    return tokens && new_len > 1 && is_known(kv, idx) &&
+           kv->seqs[idx].committed % block_tokens_of(kv, idx) == 0;
+}
+
 void kv_chain_find(const kv_cache *kv, uint32_t idx, const uint32_t *tokens, uint32_t new_len,
                    kv_prefix_hit *out) {
     const kv_led_seq *s = &kv->seqs[idx];
     *out = (kv_prefix_hit){.node = KV_NONE, .partial = KV_NONE};
-    if (tokens && new_len > 1 && is_known(kv, idx) &&
-        s->committed % block_tokens_of(kv, idx) == 0) {
+    if (can_find(kv, idx, tokens, new_len)) {
         kv_prefix_find(kv, s->model, chain_of(kv, idx), tokens, new_len - 1, out);
     }
+}
+
+bool kv_chain_fetch(kv_cache *kv, uint32_t idx, const uint32_t *tokens, uint32_t new_len,
+                    const kv_prefix_hit *found) {
+    uint32_t whole = found->blocks * block_tokens_of(kv, idx);
+    return can_find(kv, idx, tokens, new_len) &&
+           kv_spill_fetch(kv, kv->seqs[idx].model, found->node, tokens + whole,
+                          new_len - 1 - whole);
 }
 
 // ---- commit

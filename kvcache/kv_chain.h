@@ -13,6 +13,11 @@
 void kv_chain_find(const kv_cache *kv, uint32_t idx, const uint32_t *tokens, uint32_t new_len,
                    kv_prefix_hit *out);
 
+// kv_chain_fetch begins to fetch from the tiers what follows what was found; true when it is worth
+// waiting for.
+bool kv_chain_fetch(kv_cache *kv, uint32_t idx, const uint32_t *tokens, uint32_t new_len,
+                    const kv_prefix_hit *found);
+
 // kv_chain_put puts into the open record how the chain changes when accepted tokens (ids; NULL =
 // not known) are committed, of which the step found what *hit says.
 void kv_chain_put(kv_cache *kv, uint32_t idx, uint32_t accepted, const uint32_t *tokens,

@@ -14,6 +14,7 @@
 #include <stddef.h>
 
 #include "kvcache/kv_prefix.h"
+#include "kvcache/kv_spill.h"
 
 // ---- the heap
 
@@ -343,7 +344,45 @@ bool kv_evict_for(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t 
     return make_fit(&e);
 }
 
+// coming takes from the needs what is on its way; returns how many blocks more the tenant must
+// lose.
+static uint64_t coming(const evicting *e, uint64_t take, kv_need *left) {
+    uint64_t over = over_quota(e, take), own = kv_spill_coming(e->kv, KV_NONE, e->tenant);
+    for (uint32_t i = 0; i < e->num; i++) {
+        uint64_t comes = kv_spill_coming(e->kv, e->needs[i].class_idx, KV_NONE);
+        left[i] = e->needs[i];
+        left[i].take -= comes < left[i].take ? comes : left[i].take;
+    }
+    return over > own ? over - own : 0;
+}
+
+bool kv_evict_spill(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t num,
+                    uint64_t take) {
+    kv_need left[KV_MAX_GROUPS];
+    const evicting e = {.kv = kv, .tenant = tenant, .needs = needs, .num = num};
+    const evicting rest = {.kv = kv, .tenant = tenant, .needs = left, .num = num};
+    if (!kv->spiller || (!over_quota(&e, take) && kv_pool_fits(kv, needs, num))) {
+        return false;
+    }
+    for (;;) {
+        uint64_t over = coming(&e, take, left);
+        bool lacked[KV_MAX_GROUPS];
+        for (uint32_t i = 0; i < num; i++) {
+            lacked[i] = left[i].take > kv->classes[left[i].class_idx].free;
+        }
+        if (over == 0 && kv_pool_fits(kv, left, num)) {
+            return true;
+        }
+        uint32_t node = could_fit(&rest) ? victim(&e, over > 0, over > 0 ? NULL : lacked) : KV_NONE;
+        kv_spill_how how = node == KV_NONE ? KV_SPILL_NOT : kv_spill_begin(kv, node);
+        if (how != KV_SPILL_BEGUN) {
+            return how == KV_SPILL_BUSY;
+        }
+    }
+}
+
 void kv_evict_model(kv_cache *kv, uint32_t model) {
+    kv_spill_drop_model(kv, model);
     while (kv->model_aux[model].candidates) {
         kv_prefix_remove(kv, kv->model_aux[model].candidates - 1);
     }

@@ -20,6 +20,11 @@ void kv_evict_drop(kv_cache *kv, uint32_t node);
 // blocks could give is counted first.
 bool kv_evict_for(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t num, uint64_t take);
 
+// kv_evict_spill begins to spill what kv_evict_for would evict, as far as tiers have room and less
+// is on its way than lacks; true when it is worth waiting for.
+bool kv_evict_spill(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t num,
+                    uint64_t take);
+
 // kv_evict_model evicts all that is quiet of a model.
 void kv_evict_model(kv_cache *kv, uint32_t model);
 

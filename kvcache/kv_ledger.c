@@ -142,6 +142,7 @@ attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info) {
         ARRAY(seqs, o->max_seqs),
         ARRAY(nodes, o->prefix_blocks),
         ARRAY(node_more, (uint64_t)o->prefix_blocks * (KV_MAX_GROUPS - 1)),
+        ARRAY(spills, o->prefix_blocks),
         ARRAY(sums, 0), // as many as units stand before them
         ARRAY(lists, 1),
         ARRAY(tenant_aux, o->max_tenants),

@@ -18,6 +18,7 @@
 //     |            checksums of its tables, its place in the prefix tree                       |
 //     | nodes      the prefix tree: a node is the block of a prefix, in each group; parent,    |
 //     |            key, table entries (kv_prefix.h)                                            |
+//     | spills     of a node whose blocks are in a tier: which, where, checksum (kv_spill.h)   |
 //     |------------------------- checksums of the above ---------------------------------------|
 //     | sums       one a unit of 256 bytes                                                     |
 //     |------------------------- derived: made again by kv_recover ----------------------------|
@@ -63,6 +64,7 @@
 #define KV_NEVER        UINT64_MAX
 
 #define KV_CANDIDATE (UINT32_C(1) << 31) // in kv_node_aux.uses: it is in the heap
+#define KV_LEAVING   (UINT32_C(1) << 30) // it is being spilled, and in no list
 
 enum {
     KV_OWNER_BITS = 24,
@@ -148,6 +150,15 @@ typedef struct kv_led_node {
     uint32_t entry;                     // of group 0; of the others in node_more
 } kv_led_node;
 
+// kv_led_spill belongs to the node of the same index.
+typedef struct kv_led_spill {
+    uint32_t tier;   // + 1; 0 = its blocks are in the arena
+    uint32_t slot;   // in KV_TIER_UNIT
+    uint32_t groups; // a bit for each whose block is in the image
+    uint32_t reserved;
+    uint64_t sum; // of the image
+} kv_led_spill;
+
 // Derived.  Links are index + 1, 0 = none.
 
 typedef struct kv_led_lists {
@@ -173,10 +184,11 @@ typedef struct kv_model_aux {
 // kv_node_aux: a node is quiet when nobody uses it or what lies behind it, a candidate when it is
 // quiet and nothing lies behind it.
 typedef struct kv_node_aux {
-    uint32_t uses; // by sequences, steps and pins, and by children that are not quiet; KV_CANDIDATE
+    uint32_t uses; // by sequences, steps and pins, and by children that are not quiet;
+                   // KV_CANDIDATE, KV_LEAVING
     uint32_t down; // first child; of a candidate, first child in the heap
     uint32_t prev_sibling, next_sibling;
-    uint32_t prev_heap, next_heap; // of a candidate
+    uint32_t prev_heap, next_heap; // of a candidate; of a parked node, in their list
     kv_rank rank;
 } kv_node_aux;
 
@@ -244,6 +256,7 @@ struct kv_cache {
     uint32_t key_mask;     // kv_prefix_set_key_mask
     uint64_t evictions;    // nodes
     const kv_policy *policy;
+    struct kv_spiller *spiller; // NULL = there are no tiers
     // sections, in order
     kv_led_head *head, *head_copy;
     kv_word *redo; // [2, record]
@@ -257,7 +270,8 @@ struct kv_cache {
     kv_led_seq *seqs;
     kv_led_node *nodes;
     uint32_t *node_more; // [KV_MAX_GROUPS - 1, prefix_blocks], entries of the groups behind 0
-    uint64_t *sums;      // [num_units]
+    kv_led_spill *spills;
+    uint64_t *sums; // [num_units]
     kv_led_lists *lists;
     kv_tenant_aux *tenant_aux;
     kv_model_aux *model_aux;

@@ -9,6 +9,7 @@
 #include "kvcache/kv_prefix.h"
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_slab.h"
+#include "kvcache/kv_spill.h"
 
 _Static_assert(sizeof(kv_model_spec) == 64 + 32 + 4 + 4 + 24 * KV_MAX_GROUPS,
                "without padding equal specs are equal bytes");
@@ -112,7 +113,8 @@ static uint32_t find_by_name(const kv_cache *kv, uint32_t tenant, const char *na
 
 static bool is_only_cached(const kv_cache *kv, uint32_t model) {
     const kv_led_model *m = &kv->models[model];
-    return m->state == KV_LIVE && m->users == 0 && kv->model_aux[model].seqs == 0;
+    return m->state == KV_LIVE && m->users == 0 && kv->model_aux[model].seqs == 0 &&
+           !kv_spill_moves(kv, model);
 }
 
 // take_slot finds a place for a new model; one that has only cached prefixes makes way.

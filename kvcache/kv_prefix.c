@@ -15,6 +15,7 @@
 #include "kvcache/kv_model.h"
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_redo.h"
+#include "kvcache/kv_spill.h"
 #include "kvcache/kv_sum.h"
 
 enum {
@@ -177,7 +178,7 @@ void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, const uin
         fetch_ahead(kv, key, at, batch, block_tokens, keys);
         for (; i < batch; i++, at += block_tokens) {
             uint32_t child = find_child(kv, model, out->node, keys[i], at, block_tokens);
-            if (child == KV_NONE) {
+            if (child == KV_NONE || kv_spilled(kv, child)) {
                 break;
             }
             out->node = child;
@@ -232,8 +233,14 @@ void kv_prefix_hold(kv_cache *kv, uint32_t node) {
         if (aux->uses & KV_CANDIDATE) {
             kv_evict_drop(kv, node);
         }
+        if (aux->uses & KV_LEAVING) {
+            kv_spill_stay(kv, node);
+        }
         if (aux->uses++ > 0) {
             return;
+        }
+        if (kv_spilled(kv, node)) {
+            kv_spill_unpark(kv, node);
         }
         count_quiet(kv, node, UINT32_MAX); // one less
     }
@@ -251,7 +258,9 @@ void kv_prefix_rele(kv_cache *kv, uint32_t node) {
         if (kv->policy->release) {
             kv->policy->release(&kv->lists->policy, &aux->rank);
         }
-        if (!aux->down) {
+        if (kv_spilled(kv, node)) {
+            kv_spill_park(kv, node);
+        } else if (!aux->down) {
             kv_evict_add(kv, node);
         }
     }
@@ -274,22 +283,18 @@ static uint32_t *children_of(kv_cache *kv, uint32_t model, uint32_t parent) {
     return &kv->node_aux[parent].down;
 }
 
-static void link_node(kv_cache *kv, uint32_t node) {
-    uint32_t model = kv_node_model(kv, node);
-    uint32_t *first = children_of(kv, model, kv_prefix_parent(kv, node));
-    uint32_t *bucket = bucket_of(kv, kv->nodes[node].key);
-    kv->node_aux[node] = (kv_node_aux){.next_sibling = *first};
+// link_child and unlink_child: in the parent's list.
+static void link_child(kv_cache *kv, uint32_t node) {
+    uint32_t *first = children_of(kv, kv_node_model(kv, node), kv_prefix_parent(kv, node));
+    kv->node_aux[node].prev_sibling = 0;
+    kv->node_aux[node].next_sibling = *first;
     if (*first) {
         kv->node_aux[*first - 1].prev_sibling = node + 1;
     }
     *first = node + 1;
-    kv->node_next[node] = *bucket;
-    *bucket = node + 1;
-    kv->model_aux[model].nodes++;
 }
 
-static void unlink_node(kv_cache *kv, uint32_t node) {
-    uint32_t model = kv_node_model(kv, node);
+static void unlink_child(kv_cache *kv, uint32_t node) {
     const kv_node_aux *aux = &kv->node_aux[node];
     if (aux->next_sibling) {
         kv->node_aux[aux->next_sibling - 1].prev_sibling = aux->prev_sibling;
@@ -297,14 +302,31 @@ static void unlink_node(kv_cache *kv, uint32_t node) {
     if (aux->prev_sibling) {
         kv->node_aux[aux->prev_sibling - 1].next_sibling = aux->next_sibling;
     } else {
-        *children_of(kv, model, kv_prefix_parent(kv, node)) = aux->next_sibling;
+        *children_of(kv, kv_node_model(kv, node), kv_prefix_parent(kv, node)) = aux->next_sibling;
+    }
+}
+
+static void link_node(kv_cache *kv, uint32_t node) {
+    uint32_t *bucket = bucket_of(kv, kv->nodes[node].key);
+    kv->node_aux[node] = (kv_node_aux){0};
+    if (!kv_spilled(kv, node)) {
+        link_child(kv, node);
+    }
+    kv->node_next[node] = *bucket;
+    *bucket = node + 1;
+    kv->model_aux[kv_node_model(kv, node)].nodes++;
+}
+
+static void unlink_node(kv_cache *kv, uint32_t node) {
+    if (!kv_spilled(kv, node) && !(kv->node_aux[node].uses & KV_LEAVING)) {
+        unlink_child(kv, node);
     }
     uint32_t *link = bucket_of(kv, kv->nodes[node].key);
     while (*link != node + 1) {
         link = &kv->node_next[*link - 1];
     }
     *link = kv->node_next[node];
-    kv->model_aux[model].nodes--;
+    kv->model_aux[kv_node_model(kv, node)].nodes--;
 }
 
 static void put_chain(kv_cache *kv, uint32_t seq_idx, uint32_t node, uint32_t generation) {
@@ -334,14 +356,30 @@ static void make_node(kv_cache *kv, uint32_t node, const kv_led_node *live,
     }
 }
 
-// join makes a node that is there the chain of a sequence, and gives it the blocks that it lacks.
+// join makes a node that is there the chain of a sequence; a spilled one gets its blocks.
 static void join(kv_cache *kv, uint32_t node, const uint32_t *entries, uint32_t seq_idx) {
     const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
+    const kv_led_spill was = kv->spills[node];
     kv_prefix_hold(kv, node);
     kv_redo_begin(kv);
     put_chain(kv, seq_idx, node, kv->nodes[node].generation);
+    for (uint32_t g = 0; was.tier && g < spec->num_groups; g++) {
+        kv_redo_put(kv, kv_node_entry(kv, node, g), entries[g]);
+    }
+    kv_spill_leave(kv, node);
     kv_redo_commit(kv);
-    (void)spec, (void)entries;
+    if (was.tier) {
+        kv_spill_left(kv, node, &was);
+        kv_prefix_rejoin(kv, node);
+    }
+}
+
+// take_node finds a free node; one that is parked makes way.
+static uint32_t take_node(kv_cache *kv) {
+    if (kv_slots_peek(&kv->lists->nodes) == KV_NONE) {
+        kv_spill_drop(kv);
+    }
+    return kv_slots_take(&kv->lists->nodes, kv->node_next);
 }
 
 uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens,
@@ -352,7 +390,7 @@ uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const u
         join(kv, node, entries, seq_idx);
         return node;
     }
-    node = kv_slots_take(&kv->lists->nodes, kv->node_next);
+    node = take_node(kv);
     if (node == KV_NONE) {
         return KV_NONE;
     }
@@ -380,6 +418,11 @@ uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const u
 void kv_prefix_link(kv_cache *kv, uint32_t node, uint32_t depth) {
     uint32_t parent = kv_prefix_parent(kv, node);
     kv_rank *rank = &kv->node_aux[node].rank;
+    if (kv_spilled(kv, node)) {
+        link_node(kv, node);
+        kv_spill_park(kv, node);
+        return;
+    }
     if (parent != KV_NONE && kv->node_aux[parent].uses & KV_CANDIDATE) {
         kv_evict_drop(kv, parent);
     }
@@ -404,22 +447,113 @@ static void give_up_blocks(kv_cache *kv, uint32_t node, const kv_model_spec *spe
     }
 }
 
+// free_node makes a node free that is in no list any more.
+static void free_node(kv_cache *kv, uint32_t node) {
+    uint32_t model = kv_node_model(kv, node);
+    const kv_led_spill was = kv->spills[node];
+    unlink_node(kv, node);
+    kv_redo_begin(kv);
+    kv_redo_put(kv, &kv->nodes[node].owner, 0);
+    kv_spill_leave(kv, node);
+    kv_redo_commit(kv);
+    if (was.tier) {
+        kv_spill_left(kv, node, &was);
+    }
+    give_up_blocks(kv, node, &kv->models[model].spec);
+    kv_slots_give_handle(&kv->lists->nodes, kv->node_next, node, kv->nodes[node].generation);
+}
+
+// child_gone makes a quiet node a candidate that has no child any more.
+static void child_gone(kv_cache *kv, uint32_t parent) {
+    if (parent != KV_NONE && kv->node_aux[parent].uses == 0 && !kv->node_aux[parent].down) {
+        kv_evict_add(kv, parent);
+    }
+}
+
 void kv_prefix_remove(kv_cache *kv, uint32_t node) {
     uint32_t model = kv_node_model(kv, node), parent = kv_prefix_parent(kv, node);
+    bool leaves = kv->node_aux[node].uses & KV_LEAVING;
+    if (kv_spilled(kv, node) || leaves) { // which is nobody's child
+        if (!leaves) {
+            kv_spill_unpark(kv, node);
+        }
+        free_node(kv, node);
+        kv_model_node_gone(kv, model);
+        return;
+    }
     if (kv->policy->evict) {
         kv->policy->evict(&kv->lists->policy, &kv->node_aux[node].rank);
     }
     kv_evict_drop(kv, node);
     count_quiet(kv, node, UINT32_MAX);
-    unlink_node(kv, node);
-    kv_redo_begin(kv);
-    kv_redo_put(kv, &kv->nodes[node].owner, 0);
-    kv_redo_commit(kv);
-    give_up_blocks(kv, node, &kv->models[model].spec);
-    kv_slots_give_handle(&kv->lists->nodes, kv->node_next, node, kv->nodes[node].generation);
-    if (parent != KV_NONE && kv->node_aux[parent].uses == 0 && !kv->node_aux[parent].down) {
-        kv_evict_add(kv, parent);
-    }
+    free_node(kv, node);
+    child_gone(kv, parent);
     kv->evictions++;
     kv_model_node_gone(kv, model);
+}
+
+// ---- spilled nodes
+
+uint32_t kv_prefix_child(const kv_cache *kv, uint32_t model, uint32_t parent,
+                         const uint32_t *tokens) {
+    return find_child(kv, model, parent, kv_prefix_key(kv, model, parent, tokens), tokens,
+                      block_tokens_of(kv, model));
+}
+
+void kv_prefix_leave(kv_cache *kv, uint32_t node) {
+    kv_evict_drop(kv, node);
+    count_quiet(kv, node, UINT32_MAX);
+    unlink_child(kv, node);
+    kv->node_aux[node].uses = KV_LEAVING;
+    child_gone(kv, kv_prefix_parent(kv, node));
+}
+
+bool kv_prefix_has_parent(const kv_cache *kv, uint32_t node, bool spilled) {
+    uint32_t parent = kv_prefix_parent(kv, node);
+    return parent == KV_NONE ||
+           (kv->nodes[parent].owner != 0 &&
+            kv->nodes[parent].generation == kv->nodes[node].parent_generation &&
+            (spilled || !kv_spilled(kv, parent)));
+}
+
+bool kv_prefix_stay(kv_cache *kv, uint32_t node) {
+    uint32_t parent = kv_prefix_parent(kv, node);
+    if (!kv_prefix_has_parent(kv, node, false)) {
+        return false;
+    }
+    if (parent != KV_NONE && kv->node_aux[parent].uses & KV_LEAVING && !kv_spill_stay(kv, parent)) {
+        return false;
+    }
+    if (parent != KV_NONE && kv->node_aux[parent].uses & KV_CANDIDATE) {
+        kv_evict_drop(kv, parent);
+    }
+    kv->node_aux[node].uses = 0;
+    link_child(kv, node);
+    count_quiet(kv, node, 1);
+    return true;
+}
+
+void kv_prefix_left(kv_cache *kv, uint32_t node, const uint32_t *entries) {
+    const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
+    if (kv->policy->evict) {
+        kv->policy->evict(&kv->lists->policy, &kv->node_aux[node].rank);
+    }
+    kv->evictions++;
+    kv->node_aux[node].uses = 0;
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        if (entries[g] != KV_NONE && kv_pool_unindex(kv, entries[g])) {
+            kv->tenant_aux[spec->tenant].cached--;
+        }
+    }
+}
+
+void kv_prefix_rejoin(kv_cache *kv, uint32_t node) {
+    const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
+    link_child(kv, node);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t entry = *kv_node_entry(kv, node, g);
+        if (entry != KV_NONE) {
+            kv_pool_index_block(kv, entry);
+        }
+    }
 }

@@ -61,14 +61,32 @@ void kv_prefix_hit_path(kv_cache *kv, uint32_t node, uint32_t num);
 uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens,
                           const uint32_t *entries, uint32_t depth, uint32_t seq_idx);
 
-// kv_prefix_remove takes a leaf without users out of the tree, and gives its cached blocks back; a
-// model of which it was the last is forgotten when nothing else needs it.  Committed by the record
-// that says that the node is free.
+// kv_prefix_remove takes a leaf without users, a parked node, or one that leaves, out of the tree,
+// and gives its cached blocks back; a model of which it was the last is forgotten when nothing else
+// needs it. Committed by the record that says that the node is free.
 void kv_prefix_remove(kv_cache *kv, uint32_t node);
 
 // kv_prefix_link puts a live node of a recovered ledger into the tree, depth blocks before it:
 // parents first.
 void kv_prefix_link(kv_cache *kv, uint32_t node, uint32_t depth);
+
+// kv_prefix_child returns the child, spilled or not, with tokens [block_tokens], KV_NONE for none.
+uint32_t kv_prefix_child(const kv_cache *kv, uint32_t model, uint32_t parent,
+                         const uint32_t *tokens);
+
+// kv_prefix_leave makes a candidate one that is being spilled: out of the heap and of its parent's
+// list, which may so become a candidate.  kv_prefix_stay takes that back: the node is quiet, and
+// not a candidate yet; false when what lies before it is not there any more.  kv_prefix_left
+// follows the record by which it is spilled, and kv_prefix_rejoin the one by which a node with
+// users has blocks again.
+void kv_prefix_leave(kv_cache *kv, uint32_t node);
+bool kv_prefix_stay(kv_cache *kv, uint32_t node);
+void kv_prefix_left(kv_cache *kv, uint32_t node, const uint32_t *entries);
+void kv_prefix_rejoin(kv_cache *kv, uint32_t node);
+
+// kv_prefix_has_parent says whether what lies before a node is in the arena, or spilled if it may
+// be.
+bool kv_prefix_has_parent(const kv_cache *kv, uint32_t node, bool spilled);
 
 // kv_prefix_key returns the key of tokens [block_tokens] behind those of parent.
 uint32_t kv_prefix_key(const kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens);

@@ -13,6 +13,7 @@
 #include "kvcache/kv_prefix.h"
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_slab.h"
+#include "kvcache/kv_spill.h"
 
 typedef struct regrowing {
     kv_cache *kv;
@@ -70,7 +71,8 @@ static bool is_good(const regrowing *r, uint32_t node) {
     const kv_led_node *n = &kv->nodes[node];
     uint32_t model = kv_node_model(kv, node), parent = kv_prefix_parent(kv, node);
     const kv_model_spec *spec = kv_model_get(kv, model);
-    if (!spec || kv_prefix_can(kv, spec, NULL) ||
+    if (!spec || kv_prefix_can(kv, spec, NULL) || kv->spills[node].groups >> spec->num_groups ||
+        (parent != KV_NONE && kv_spilled(kv, parent) && !kv_spilled(kv, node)) ||
         (parent != KV_NONE && (kv->nodes[parent].generation != n->parent_generation ||
                                kv_node_model(kv, parent) != model)) ||
         kv_prefix_key(kv, model, parent, kv_node_ids(kv, node)) != n->key) {
@@ -78,7 +80,10 @@ static bool is_good(const regrowing *r, uint32_t node) {
     }
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         uint32_t entry = *kv_node_entry(kv, node, g);
-        bool may_lack = spec->groups[g].window_left >= 0;
+        bool may_lack = spec->groups[g].window_left >= 0 || kv_spilled(kv, node);
+        if (kv_spilled(kv, node) && entry != KV_NONE) {
+            return false;
+        }
         if (entry == KV_NONE ? !may_lack
                              : !can_have(r, model, kv->model_aux[model].classes[g], entry)) {
             return false;
@@ -147,9 +152,10 @@ static void drop_others(const regrowing *r) {
     kv_cache *kv = r->kv;
     for (uint32_t i = 0; i < kv->lists->nodes.used; i++) {
         if (kv->nodes[i].owner && !r->depths[i]) {
-            r->found->lost_prefix_blocks++;
+            r->found->lost_prefix_blocks += !kv_spilled(kv, i); // else it may lack its parent
             kv_redo_begin(kv);
             kv_redo_put(kv, &kv->nodes[i].owner, 0);
+            kv_spill_leave(kv, i);
             kv_redo_commit(kv);
         }
     }
@@ -181,7 +187,7 @@ static void take_chain(const regrowing *r, uint32_t idx) {
     if (good && chain) {
         depth = r->depths[chain - 1];
         good = depth > 0 && kv->nodes[chain - 1].generation == s->chain_generation &&
-               kv_node_model(kv, chain - 1) == s->model;
+               kv_node_model(kv, chain - 1) == s->model && !kv_spilled(kv, chain - 1);
     }
     if (!good) {
         chain = find_chain(r, idx, &depth);

@@ -131,6 +131,11 @@ static void clear_entry(repair *r, uint32_t i) {
     kv_redo_put(r->kv, &r->kv->node_more[i], KV_NONE);
 }
 
+// clear_spill: the node lacks its blocks then, and is dropped.
+static void clear_spill(repair *r, uint32_t i) {
+    put_zeros(r->kv, &r->kv->spills[i], sizeof(*r->kv->spills), NULL);
+}
+
 // clear_unit clears the elements that reach into a unit.
 static void clear_unit(repair *r, uint32_t unit) {
     const kv_cache *kv = r->kv;
@@ -152,6 +157,7 @@ static void clear_unit(repair *r, uint32_t unit) {
         {kv->nodes, o->prefix_blocks, sizeof(*kv->nodes), clear_node},
         {kv->node_more, (uint64_t)o->prefix_blocks * (KV_MAX_GROUPS - 1), sizeof(*kv->node_more),
          clear_entry},
+        {kv->spills, o->prefix_blocks, sizeof(*kv->spills), clear_spill},
     };
     uint64_t from = (uint64_t)unit * KV_SUM_BYTES, to = from + KV_SUM_BYTES;
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {

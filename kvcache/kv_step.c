@@ -61,6 +61,8 @@ typedef struct opening {
     kv_need needs[KV_MAX_GROUPS]; // of different classes
     uint32_t num_needs;
     uint64_t take, found; // blocks, all classes
+    bool waits;           // would wait for tiers
+    bool fetches;         // what it looked up is being fetched
 } opening;
 
 // demand is what a sequence needs of a group: blocks [have, want), and its last block copied.
@@ -117,7 +119,7 @@ static attnd_err check_len(const opening *o, uint32_t idx, const kv_step_seq *s,
 }
 
 // look_up finds what the prefix cache has of sequence i's tokens, and holds it.
-static void look_up(const opening *o, uint32_t i, uint32_t idx) {
+static void look_up(opening *o, uint32_t i, uint32_t idx) {
     kv_prefix_hit found;
     kv_step_seq *s = &o->seqs[i];
     kv_step_hit *hit = hit_of(o->kv, o->step, i);
@@ -132,6 +134,9 @@ static void look_up(const opening *o, uint32_t i, uint32_t idx) {
     if (found.partial_tokens > 0) {
         hit->partial = found.partial + 1;
         kv_prefix_hold(o->kv, found.partial);
+    }
+    if (o->waits) {
+        o->fetches |= kv_chain_fetch(o->kv, idx, s->tokens, s->new_len, &found);
     }
 }
 
@@ -278,6 +283,18 @@ static bool fits_whole(const opening *o) {
         o->seqs[i].cached = hit->blocks * block_tokens;
     }
     return any && fits(o);
+}
+
+// check_tiers is ATTND_ENOSPC while blocks are on their way that the step would wait for.
+static attnd_err check_tiers(const opening *o, bool *may_wait, attnd_errinfo *info) {
+    const char *what = o->fetches ? "from" : "to";
+    if (!o->fetches &&
+        !(o->waits && kv_evict_spill(o->kv, o->spec->tenant, o->needs, o->num_needs, o->take))) {
+        return ATTND_OK;
+    }
+    *may_wait = true;
+    return attnd_fail(info, ATTND_ENOSPC, NULL, "the step's blocks are on their way %s a tier",
+                      what);
 }
 
 static attnd_err check_space(opening *o, bool *may_wait, attnd_errinfo *info) {
@@ -448,6 +465,7 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
                        uint32_t num_seqs, uint64_t *step, const kv_copy **copies,
                        uint32_t *num_copies, bool *may_wait, attnd_errinfo *info) {
     opening o = {.kv = kv, .model = model, .seqs = seqs, .num_seqs = num_seqs};
+    o.waits = kv->spiller && *may_wait;
     attnd_err err = check_open(&o, rq, info);
     if (err) {
         return err;
@@ -456,6 +474,9 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
     while (err == ATTND_OK && claimed < num_seqs) {
         err = claim(&o, claimed, may_wait, info);
         claimed += err == ATTND_OK;
+    }
+    if (err == ATTND_OK) {
+        err = check_tiers(&o, may_wait, info);
     }
     if (err == ATTND_OK) {
         err = check_space(&o, may_wait, info);
