@@ -24,6 +24,8 @@ void kv_get_info(const kv_cache *kv, kv_info *out) {
         .sessions = lists->sessions.live,
         .steps = lists->steps.live,
         .prefix_blocks = lists->nodes.live,
+        .looked_up_tokens = kv->looked_up_tokens,
+        .found_tokens = kv->found_tokens,
         .evictions = kv->evictions,
         .mismatches = kv->mismatches,
     };

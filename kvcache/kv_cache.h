@@ -141,8 +141,11 @@ typedef struct kv_model_spec {
 // larger than a slab; ATTND_ENOSPC when max_models exist.
 attnd_err kv_model_open(kv_cache *kv, const kv_model_spec *spec, uint32_t *model,
                         attnd_errinfo *info);
-// kv_model_close counts one user less; without users and sequences the model is forgotten.
+// kv_model_close counts one user less; without users and sequences the model is forgotten once its
+// cached prefixes are gone, which then make way for another model of its name, too.
 attnd_err kv_model_close(kv_cache *kv, uint32_t model);
+// kv_model_is_new says whether a model has one user and neither sequences nor cached prefixes.
+bool kv_model_is_new(const kv_cache *kv, uint32_t model);
 // kv_model_get returns the spec, NULL for an index that is no model.
 const kv_model_spec *kv_model_get(const kv_cache *kv, uint32_t model);
 
@@ -367,14 +370,17 @@ typedef struct kv_info {
     uint32_t slabs, unassigned_slabs;
     uint32_t num_classes, seqs, models, sessions, steps;
     uint32_t prefix_blocks; // nodes of the prefix tree, in use or not
-    uint64_t evictions;     // of nodes, since the start
-    uint64_t mismatches;    // accounting checks that failed since the start
+    // Since the start: tokens of steps that were opened, those of them that were found, and nodes
+    // that were evicted.
+    uint64_t looked_up_tokens, found_tokens, evictions;
+    uint64_t mismatches; // accounting checks that failed since the start
 } kv_info;
 void kv_get_info(const kv_cache *kv, kv_info *out);
 attnd_err kv_class_get(const kv_cache *kv, uint32_t i,
                        kv_class_info *out); // ATTND_ENOENT at the end
 attnd_err kv_tenant_get(const kv_cache *kv, uint32_t tenant, char name[KV_NAME_BYTES],
                         uint32_t *blocks, uint32_t *quota_blocks); // ATTND_ENOENT at the end
+uint32_t kv_tenant_cached(const kv_cache *kv, uint32_t tenant);    // blocks, of one that exists
 
 // kv_check_fast compares the counters (free + cached + in_use = total in every class,
 // slabs of all classes + unassigned = slabs); false counts a mismatch.  For every idle point.

@@ -251,10 +251,10 @@ struct kv_cache {
     bool redo_open;
     uint64_t *sum_deltas; // [num_units], by how much the record being made changes them; owned
     uint32_t num_units;
-    uint32_t name_buckets; // a power of two
-    uint32_t key_buckets;  // a power of two
-    uint32_t key_mask;     // kv_prefix_set_key_mask
-    uint64_t evictions;    // nodes
+    uint32_t name_buckets;                              // a power of two
+    uint32_t key_buckets;                               // a power of two
+    uint32_t key_mask;                                  // kv_prefix_set_key_mask
+    uint64_t looked_up_tokens, found_tokens, evictions; // kv_info
     const kv_policy *policy;
     struct kv_spiller *spiller; // NULL = there are no tiers
     // sections, in order

@@ -207,6 +207,11 @@ void kv_model_node_gone(kv_cache *kv, uint32_t model) {
     forget(kv, model);
 }
 
+bool kv_model_is_new(const kv_cache *kv, uint32_t model) {
+    const kv_model_aux *aux = &kv->model_aux[model];
+    return kv->models[model].users == 1 && aux->seqs == 0 && aux->nodes == 0;
+}
+
 const kv_model_spec *kv_model_get(const kv_cache *kv, uint32_t model) {
     bool live = model < kv->lists->models.used && kv->models[model].state == KV_LIVE;
     return live ? &kv->models[model].spec : NULL;

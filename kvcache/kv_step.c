@@ -385,9 +385,11 @@ static void reserve(const opening *o, uint32_t i) {
     }
 }
 
-// tell_policy says what was hit.
-static void tell_policy(const opening *o, uint32_t i) {
+// count_found counts, and tells the policy, what was found for sequence i.
+static void count_found(const opening *o, uint32_t i) {
     const kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    o->kv->looked_up_tokens += o->seqs[i].tokens ? o->seqs[i].new_len : 0;
+    o->kv->found_tokens += o->seqs[i].cached;
     if (hit->node) {
         kv_prefix_hit_path(o->kv, hit->node - 1, hit->blocks);
     }
@@ -494,7 +496,7 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
         own[i] = seqs[i];
         own[i].tokens = NULL;
         reserve(&o, i);
-        tell_policy(&o, i);
+        count_found(&o, i);
     }
     kv->tenant_aux[o.spec->tenant].blocks += (uint32_t)o.take;
     kv->session_aux[o.session_idx].steps++;

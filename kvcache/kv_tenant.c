@@ -41,6 +41,10 @@ attnd_err kv_tenant_floor(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks) 
     return ATTND_OK;
 }
 
+uint32_t kv_tenant_cached(const kv_cache *kv, uint32_t tenant) {
+    return kv->tenant_aux[tenant].cached;
+}
+
 attnd_err kv_tenant_get(const kv_cache *kv, uint32_t tenant, char name[KV_NAME_BYTES],
                         uint32_t *blocks, uint32_t *quota_blocks) {
     if (tenant >= kv->lists->tenants.used) {

@@ -81,8 +81,9 @@
 //     model goes when nobody has it open and its last sequence is gone; until then its sequences
 //     and open steps work as before.
 // model_list, seq_list, session_list, stats: {"models": [...]}, {"sequences": [...]}, {"sessions":
-//     [...]}; stats has "blocks": {"total", "free", "cached", "in_use"} (sums over "classes"), and
-//     "scheduler" with "last": {"kernel", "why", "splits", "rows"}.
+//     [...]}; stats has "blocks": {"total", "free", "cached", "in_use"} (sums over "classes"),
+//     "prefix_cache": {"blocks", "looked_up_tokens", "found_tokens", "evictions"}, and "scheduler"
+//     with "last": {"kernel", "why", "splits", "rows"}.
 // drain: {"timeout_ms": N}.  config_get: {"key": S} or {} for all.
 // config_set: {"key": S, "value": S}.
 #ifndef ATTND_PROTO_PROTO_WIRE_H
@@ -207,7 +208,8 @@ typedef struct proto_step_seq {
     uint32_t new_len;       //  8: new tokens, cached ones included; 0 = read only
     uint32_t q_len;         // 12: query rows when new_len = 0; else 0 (then new_len - cached)
     uint32_t reserve;       // 16: extra slots
-    uint32_t tokens_off;    // 20: uint32 token ids [new_len], for the prefix cache; 0 = none
+    uint32_t tokens_off;    // 20: uint32 token ids [new_len], for the prefix cache; 0 = none.
+                            //     ENOTSUP for a model whose prefixes cannot be cached
     uint32_t positions_off; // 24: int32 positions [n]; 0 = default
     uint32_t tree_off;      // 28: uint64 tree mask [n, ceil(n / 64)]; bit b of word w of row i: row
                             //     i sees new token 64 w + b; 0 = none

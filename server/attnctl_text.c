@@ -114,6 +114,15 @@ static void print_cache(const cJSON *doc, FILE *out) {
             " open steps\n",
             whole(doc, "sequences"), whole(doc, "models"), whole(doc, "sessions"),
             whole(doc, "steps"));
+    const cJSON *prefixes = child(doc, "prefix_cache");
+    double asked = number(prefixes, "looked_up_tokens");
+    fprintf(out,
+            "prefixes   %" PRIu64 " blocks; %" PRIu64 " of %" PRIu64
+            " tokens found (%.1f%%), %" PRIu64 " blocks evicted\n",
+            whole(prefixes, "blocks"), whole(prefixes, "found_tokens"),
+            whole(prefixes, "looked_up_tokens"),
+            asked > 0 ? 100 * number(prefixes, "found_tokens") / asked : 0.0,
+            whole(prefixes, "evictions"));
     if (number(doc, "accounting_mismatches") > 0) {
         fprintf(out, "WARNING    the block accounting was wrong %" PRIu64 " times\n",
                 whole(doc, "accounting_mismatches"));
@@ -140,15 +149,16 @@ void attnctl_print_status(const cJSON *doc, FILE *out) {
     print_device(child(doc, "device"), out);
     print_cache(doc, out);
     print_scheduler(child(doc, "scheduler"), out);
-    fprintf(out, "\n%-24s %10s %10s %6s\n", "TENANT", "BLOCKS", "QUOTA", "SHARE");
+    fprintf(out, "\n%-24s %10s %10s %10s %6s\n", "TENANT", "BLOCKS", "CACHED", "QUOTA", "SHARE");
     const cJSON *tenant;
     cJSON_ArrayForEach(tenant, child(doc, "tenants")) {
         text_buf quota = {"none"};
         if (number(tenant, "quota_blocks") > 0) {
             snprintf(quota.s, sizeof(quota.s), "%" PRIu64, whole(tenant, "quota_blocks"));
         }
-        fprintf(out, "%-24s %10" PRIu64 " %10s %6" PRIu64 "\n", text(tenant, "name").s,
-                whole(tenant, "blocks"), quota.s, whole(tenant, "share"));
+        fprintf(out, "%-24s %10" PRIu64 " %10" PRIu64 " %10s %6" PRIu64 "\n",
+                text(tenant, "name").s, whole(tenant, "blocks"), whole(tenant, "cached_blocks"),
+                quota.s, whole(tenant, "share"));
     }
 }
 

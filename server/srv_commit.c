@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#include "server/srv_prefix.h"
+
 static attnd_err check_layers(const srv_step *step, attnd_errinfo *info) {
     if (step->in_process) {
         return ATTND_OK; // it is the client's word
@@ -41,12 +43,12 @@ static kv_copy *moves_of(const srv_step *step) {
 
 // read_path copies a path and lists the moves that it takes, behind those of earlier sequences.
 static attnd_err read_path(srv_core *core, srv_step *step, const srv_request *rq, uint32_t i,
-                           uint32_t off, size_t fixed, attnd_errinfo *info) {
+                           size_t fixed, attnd_errinfo *info) {
     kv_copy *moves = moves_of(step);
     size_t room = core->steps.memory_bytes - step->memory_used;
     uint32_t max_moves = (uint32_t)(room / sizeof(*moves));
     uint32_t num = step->accepted[i] - step->kv_seqs[i].cached;
-    uint32_t path[PROTO_MAX_TREE_ROWS];
+    uint32_t *path = step->ids[i].path, off = step->ids[i].path_off;
     const void *in;
     attnd_err err = proto_array(rq->msg, "path_off", off, num, sizeof(uint32_t), fixed, &in, info);
     if (err) {
@@ -74,23 +76,41 @@ static attnd_err check_accepted(const srv_step *step, uint32_t i, const proto_co
     return ATTND_OK;
 }
 
-// read_entries fills in accepted, and copies and num_copies with the moves.
+// read_entry reads and checks what is said of a sequence, and makes room for its path.
+static attnd_err read_entry(srv_core *core, srv_step *step, uint32_t i, const uint8_t *entry,
+                            attnd_errinfo *info) {
+    proto_commit_seq in;
+    srv_step_ids *s = &step->ids[i];
+    proto_copy(&in, entry, sizeof(in));
+    attnd_err err = check_accepted(step, i, &in, info);
+    step->accepted[i] = in.accepted;
+    s->path = NULL;
+    s->path_off = in.path_off;
+    if (!err && in.path_off) {
+        size_t num = in.accepted - step->kv_seqs[i].cached;
+        s->path = srv_step_alloc(core, step, num * sizeof(*s->path));
+        err = s->path ? ATTND_OK : no_room(info);
+    }
+    return err;
+}
+
+// read_entries fills in accepted and paths, then, in what memory is left, copies and num_copies
+// with the moves.
 static attnd_err read_entries(srv_core *core, srv_step *step, const srv_request *rq,
                               const uint8_t *entries, size_t fixed, attnd_errinfo *info) {
     step->accepted = srv_step_alloc(core, step, step->num_seqs * sizeof(*step->accepted));
     if (!step->accepted) {
         return no_room(info);
     }
-    step->copies = moves_of(step);
-    step->num_copies = 0;
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < step->num_seqs && !err; i++) {
-        proto_commit_seq in;
-        proto_copy(&in, entries + i * sizeof(in), sizeof(in));
-        err = check_accepted(step, i, &in, info);
-        step->accepted[i] = in.accepted;
-        if (!err && in.path_off) {
-            err = read_path(core, step, rq, i, in.path_off, fixed, info);
+        err = read_entry(core, step, i, entries + i * sizeof(proto_commit_seq), info);
+    }
+    step->copies = moves_of(step);
+    step->num_copies = 0;
+    for (uint32_t i = 0; i < step->num_seqs && !err; i++) {
+        if (step->ids[i].path) {
+            err = read_path(core, step, rq, i, fixed, info);
         }
     }
     return err;
@@ -112,8 +132,10 @@ static srv_request *reopen(srv_step *step) {
 // cache; the lengths stay in its memory until somebody takes it.
 static void finish(srv_core *core, srv_step *step) {
     attnd_errinfo info = {.code = ATTND_OK};
-    attnd_err err = kv_step_commit(core->kv, (kv_request){step->session->id, step->kept_id},
-                                   step->handle, step->accepted, step->num_seqs, &info);
+    srv_prefix_ids(step);
+    attnd_err err =
+        kv_step_commit_ids(core->kv, (kv_request){step->session->id, step->kept_id}, step->handle,
+                           step->accepted, step->accepted_ids, step->num_seqs, &info);
     srv_committed_cb *then = step->committed;
     srv_request *rq = reopen(step);
     if (err) {

@@ -32,6 +32,7 @@ typedef struct srv_conf_tenant {
     char name[SRV_CONF_NAME_BYTES];
     srv_conf_uids uids;    // none = any user may be this tenant
     uint64_t quota_blocks; // 0 = none
+    uint64_t floor_blocks;
     uint64_t share;
 } srv_conf_tenant;
 
@@ -50,6 +51,9 @@ typedef struct srv_conf {
     // [cache]
     uint64_t memory_bytes, slab_bytes;
     uint64_t block_tokens, max_blocks, max_sequences, max_seq_blocks, max_models;
+    bool prefixes;
+    uint64_t prefix_block_tokens;
+    char eviction[SRV_CONF_TEXT_BYTES]; // name of a kv_policy
     // [compute]
     char device[SRV_CONF_TEXT_BYTES]; // srv_conf_device reads it
     uint64_t staging_bytes;

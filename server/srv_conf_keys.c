@@ -64,7 +64,18 @@ const srv_conf_key srv_conf_keys[] = {
     {"cache", "max_seq_blocks", SRV_CONF_COUNT, CONF(max_seq_blocks), "8192", 1, 1u << 24, NULL,
      false, "Longest block table of a sequence in one layer group."},
     {"cache", "max_models", SRV_CONF_COUNT, CONF(max_models), "64", 1, 4096, NULL, false,
-     "Models open at once."},
+     "Models open at once, and those of which only prefixes are cached."},
+    {"cache", "prefixes", SRV_CONF_BOOL, CONF(prefixes), "on", 0, 1, NULL, false,
+     "Whether full blocks of tokens whose ids clients tell are kept when nobody uses them any "
+     "more, "
+     "for prompts that begin with the same tokens; they go when blocks are needed."},
+    {"cache", "prefix_block_tokens", SRV_CONF_COUNT, CONF(prefix_block_tokens), "64", 1, 4096, NULL,
+     false,
+     "Largest block, in tokens, that is kept so; token ids of a model with larger ones are "
+     "refused.  "
+     "Four bytes a token are set aside for each block."},
+    {"cache", "eviction", SRV_CONF_CHOICE, CONF(eviction), "lru", 0, 0, "lru", false,
+     "Which block that nobody uses goes first: lru, the least recently used."},
 
     {"compute", "device", SRV_CONF_TEXT, CONF(device), "cpu", 0, 0, NULL, false,
      "Where attention runs: cpu; or cuda:N, the GPU of that number, whose memory then holds the "
@@ -123,8 +134,8 @@ const srv_conf_key srv_conf_keys[] = {
      "Sequences of one step."},
     {"limits", "step_rows", SRV_CONF_COUNT, CONF(step_rows), "65536", 1, 65536, NULL, false,
      "Query rows of one step, all its sequences."},
-    {"limits", "step_memory", SRV_CONF_SIZE, CONF(step_bytes), "512KiB", KIB, GIB, NULL, false,
-     "Memory of one step for its positions, tree masks and moves of accepted rows."},
+    {"limits", "step_memory", SRV_CONF_SIZE, CONF(step_bytes), "1MiB", KIB, GIB, NULL, false,
+     "Memory of one step for its token ids, positions, tree masks and moves of accepted rows."},
     {"limits", "queue", SRV_CONF_COUNT, CONF(queue), "4096", 1, 1u << 20, NULL, false,
      "Attends that wait for the compute threads, all clients."},
     {"limits", "tenant_queue", SRV_CONF_COUNT, CONF(tenant_queue), "2048", 1, 1u << 20, NULL, false,
@@ -133,7 +144,12 @@ const srv_conf_key srv_conf_keys[] = {
     {"tenant", "uids", SRV_CONF_UIDS, TENANT(uids), "", 0, 0, NULL, true,
      "User ids that may be this tenant, separated by spaces; empty: every user."},
     {"tenant", "quota_blocks", SRV_CONF_COUNT, TENANT(quota_blocks), "0", 0, 1u << 28, NULL, true,
-     "Blocks that the tenant's sequences may hold, of any size; 0: no quota."},
+     "Blocks that the tenant may have, of any size, in use by its sequences or cached; 0: no "
+     "quota."},
+    {"tenant", "floor_blocks", SRV_CONF_COUNT, TENANT(floor_blocks), "0", 0, 1u << 28, NULL, true,
+     "Blocks, in use or cached, that the others leave the tenant of what it has when they need "
+     "some; "
+     "0: none."},
     {"tenant", "share", SRV_CONF_COUNT, TENANT(share), "1", 1, 1000, NULL, true,
      "Weight of the tenant when the compute threads are fought for."},
     {NULL, NULL, SRV_CONF_TEXT, 0, NULL, 0, 0, NULL, false, NULL},

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvcache/kv_policy.h"
 #include "proto/clock.h"
 #include "proto/log.h"
 #include "server/srv_resume.h"
@@ -27,6 +28,9 @@ static attnd_err make_cache(srv_core *core, int ledger_fd, attnd_errinfo *info) 
         .max_sessions = max_sessions(conf),
         .max_steps = (uint32_t)conf->steps,
         .max_step_seqs = (uint32_t)conf->step_seqs,
+        .prefix_blocks = conf->prefixes ? (uint32_t)conf->max_blocks : 0,
+        .prefix_block_tokens = conf->prefixes ? (uint32_t)conf->prefix_block_tokens : 0,
+        .policy = kv_policy_find(conf->eviction),
     };
     return srv_resume_cache(&core->kv, core->arena, &opts, ledger_fd, info);
 }
@@ -119,6 +123,9 @@ attnd_err srv_core_apply_tenants(srv_core *core, attnd_errinfo *info) {
         const srv_conf_tenant *tenant = &core->conf.tenants[i];
         attnd_err err = kv_tenant_set(core->kv, tenant->name, (uint32_t)tenant->quota_blocks,
                                       &core->tenants[i]);
+        if (!err) {
+            err = kv_tenant_floor(core->kv, core->tenants[i], (uint32_t)tenant->floor_blocks);
+        }
         if (err) {
             return attnd_fail(info, err, "tenant", "tenant %s cannot be made", tenant->name);
         }

@@ -4,17 +4,54 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvcache/kv_sum.h"
+
 _Static_assert((int)ATTN_MODEL_BLOCK_UNIT == (int)KV_BLOCK_UNIT,
                "table entries count the same unit");
 _Static_assert((int)ATTN_MODEL_GROUPS == (int)KV_MAX_GROUPS, "as many groups");
 _Static_assert((int)ATTN_MODEL_DIGEST_BYTES == (int)KV_DIGEST_BYTES, "digests of one size");
 _Static_assert((int)PROTO_NAME_BYTES == (int)KV_NAME_BYTES, "names of one size");
 
+static uint64_t add_floats(uint64_t hash, const float *floats, uint32_t num) {
+    uint32_t has = floats ? num : 0;
+    hash = kv_sum_bytes(&has, sizeof(has), hash);
+    return has ? kv_sum_bytes(floats, has * sizeof(*floats), hash) : hash;
+}
+
+static uint64_t add_layer(uint64_t hash, const attn_model *m, const attn_layer *l) {
+    const attn_rope *rope = &l->rope;
+    bool turns = rope->rotary_dim > 0;
+    const float numbers[] = {l->scale, l->softcap, turns ? rope->attention_factor : 0};
+    const int32_t others[] = {l->window_left, l->window_right, (int32_t)l->kv_layer,
+                              turns && rope->interleaved};
+    hash = kv_sum_bytes(numbers, sizeof(numbers), hash);
+    hash = kv_sum_bytes(others, sizeof(others), hash);
+    hash = add_floats(hash, turns ? rope->inv_freq : NULL, (uint32_t)rope->rotary_dim / 2);
+    hash = add_floats(hash, l->sinks, m->q_heads);
+    hash = add_floats(hash, l->alibi, m->q_heads);
+    hash = add_floats(hash, l->k_scale, m->kv_heads);
+    return add_floats(hash, l->v_scale, m->kv_heads);
+}
+
+// fold adds to a digest what else the rows of a model depend on, and with them its cached prefixes:
+// all that its launches see.  Models that are equal (attn_model_equal) have equal digests.
+static void fold(const attn_model *m, uint8_t digest[KV_DIGEST_BYTES]) {
+    const uint32_t whole[] = {m->dtype, m->kv_dtype, m->causal, m->num_layers, m->q_heads};
+    uint64_t hash = kv_sum_bytes(whole, sizeof(whole), 0);
+    for (uint32_t i = 0; i < m->num_layers; i++) {
+        hash = add_layer(hash, m, &m->layers[i]);
+    }
+    for (size_t i = 0; i < sizeof(hash); i++) {
+        digest[i] ^= (uint8_t)(hash >> 8 * i);
+    }
+}
+
 static void make_spec(const attn_model *m, uint32_t tenant, kv_model_spec *spec) {
     uint32_t elem = attnd_dtype_bytes(m->kv_dtype);
     *spec = (kv_model_spec){.tenant = tenant, .num_groups = m->num_groups};
     memcpy(spec->name, m->name, sizeof(spec->name));
     memcpy(spec->digest, m->digest, sizeof(spec->digest));
+    fold(m, spec->digest);
     for (uint32_t g = 0; g < m->num_groups; g++) {
         spec->groups[g] = (kv_group_spec){.layers = m->groups[g].layers,
                                           .kv_heads = m->kv_heads,
@@ -61,6 +98,12 @@ static void forget(srv_models *t, uint32_t i) {
     }
     srv_model_free(t->by_index[i]);
     t->by_index[i] = NULL;
+}
+
+void srv_models_forget(srv_models *t, uint32_t index) {
+    if (t->by_index[index]) {
+        forget(t, index);
+    }
 }
 
 void srv_models_fini(srv_models *t) {

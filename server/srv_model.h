@@ -42,6 +42,9 @@ void srv_model_free(srv_model *model);
 // is taken.
 attnd_err srv_models_put(srv_models *t, uint32_t index, srv_model *model, attnd_errinfo *info);
 
+// srv_models_forget forgets the model of an index, if there is one: nobody uses it.
+void srv_models_forget(srv_models *t, uint32_t index);
+
 // srv_models_sweep forgets the models that the cache has forgotten.
 void srv_models_sweep(srv_models *t, const kv_cache *kv);
 

@@ -155,11 +155,17 @@ static void add_cache(const srv_core *core, cJSON *doc) {
     static const char *const pages[] = {"small", "transparent_huge", "huge"};
     cJSON_AddNumberToObject(arena, "bytes", (double)info.arena_bytes);
     cJSON_AddNumberToObject(arena, "in_use_bytes", (double)info.in_use_bytes);
+    cJSON_AddNumberToObject(arena, "cached_bytes", (double)info.cached_bytes);
     cJSON_AddNumberToObject(arena, "slab_bytes", (double)info.slab_bytes);
     cJSON_AddNumberToObject(arena, "slabs", info.slabs);
     cJSON_AddNumberToObject(arena, "unassigned_slabs", info.unassigned_slabs);
     cJSON_AddStringToObject(arena, "kind", core->arena->ops->kind);
     cJSON_AddStringToObject(arena, "pages", pages[core->arena->pages]);
+    cJSON *prefixes = cJSON_AddObjectToObject(doc, "prefix_cache");
+    cJSON_AddNumberToObject(prefixes, "blocks", info.prefix_blocks);
+    cJSON_AddNumberToObject(prefixes, "looked_up_tokens", (double)info.looked_up_tokens);
+    cJSON_AddNumberToObject(prefixes, "found_tokens", (double)info.found_tokens);
+    cJSON_AddNumberToObject(prefixes, "evictions", (double)info.evictions);
     cJSON_AddNumberToObject(doc, "sequences", info.seqs);
     cJSON_AddNumberToObject(doc, "models", info.models);
     cJSON_AddNumberToObject(doc, "sessions", core->num_sessions);
@@ -206,6 +212,8 @@ static void add_tenants(const srv_core *core, const srv_request *rq, cJSON *doc)
             cJSON *o = cJSON_CreateObject();
             cJSON_AddStringToObject(o, "name", name);
             cJSON_AddNumberToObject(o, "blocks", blocks);
+            cJSON_AddNumberToObject(o, "cached_blocks",
+                                    kv_tenant_cached(core->kv, core->tenants[i]));
             cJSON_AddNumberToObject(o, "quota_blocks", quota);
             cJSON_AddNumberToObject(o, "share", (double)core->conf.tenants[i].share);
             cJSON_AddItemToArray(tenants, o);

@@ -57,6 +57,9 @@ static attnd_err open_model(srv_core *core, srv_session *s, srv_model *model, ui
     if (err) {
         return err;
     }
+    if (kv_model_is_new(core->kv, *idx)) { // what had the index before is gone
+        srv_models_forget(&core->models, *idx);
+    }
     if (s->model_uses[*idx] == UINT16_MAX) {
         err = attnd_fail(info, ATTND_EBUSY, "name", "the session has opened it too often");
     } else {

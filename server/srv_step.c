@@ -11,6 +11,7 @@
 #include "proto/clock.h"
 #include "proto/log.h"
 #include "server/srv_core.h"
+#include "server/srv_prefix.h"
 
 attnd_err srv_steps_init(srv_steps *t, uint32_t max, uint32_t max_seqs, size_t memory_bytes) {
     t->max = max;
@@ -22,8 +23,11 @@ attnd_err srv_steps_init(srv_steps *t, uint32_t max, uint32_t max_seqs, size_t m
     t->kv_seqs = calloc(num_seqs, sizeof(*t->kv_seqs));
     t->seqs = calloc(num_seqs, sizeof(*t->seqs));
     t->active = calloc(num_seqs, sizeof(*t->active));
+    t->ids = calloc(num_seqs, sizeof(*t->ids));
+    t->accepted_ids = calloc(num_seqs, sizeof(*t->accepted_ids));
     t->memory = calloc(max, t->memory_bytes);
-    if (!t->pool || !t->by_index || !t->kv_seqs || !t->seqs || !t->active || !t->memory) {
+    if (!t->pool || !t->by_index || !t->kv_seqs || !t->seqs || !t->active || !t->ids ||
+        !t->accepted_ids || !t->memory) {
         return ATTND_ENOMEM;
     }
     for (uint32_t i = 0; i < max; i++) {
@@ -31,6 +35,8 @@ attnd_err srv_steps_init(srv_steps *t, uint32_t max, uint32_t max_seqs, size_t m
         step->kv_seqs = t->kv_seqs + (size_t)i * max_seqs;
         step->seqs = t->seqs + (size_t)i * max_seqs;
         step->active = t->active + (size_t)i * max_seqs;
+        step->ids = t->ids + (size_t)i * max_seqs;
+        step->accepted_ids = t->accepted_ids + (size_t)i * max_seqs;
         step->memory = t->memory + i * t->memory_bytes;
         list_append(&t->free, &step->node);
     }
@@ -43,6 +49,8 @@ void srv_steps_fini(srv_steps *t) {
     free(t->kv_seqs);
     free(t->seqs);
     free(t->active);
+    free(t->ids);
+    free(t->accepted_ids);
     free(t->memory);
 }
 
@@ -65,11 +73,14 @@ attnd_err srv_step_take(srv_core *core, srv_session *session, uint32_t num_seqs,
         .kv_seqs = step->kv_seqs,
         .seqs = step->seqs,
         .active = step->active,
+        .ids = step->ids,
+        .accepted_ids = step->accepted_ids,
         .memory = step->memory,
     };
     *step = fresh;
     memset(step->kv_seqs, 0, num_seqs * sizeof(*step->kv_seqs));
     memset(step->seqs, 0, num_seqs * sizeof(*step->seqs));
+    memset(step->ids, 0, num_seqs * sizeof(*step->ids));
     list_init(&step->cancels);
     list_append(&session->steps, &step->node);
     core->steps.num_open++;
@@ -132,6 +143,7 @@ static attnd_err place(sched_waiter *w, sched_lack *lack, attnd_errinfo *info) {
         return attnd_fail(info, ATTND_ENOSPC, "",
                           "process %d may still write to blocks of before the restart", (int)pid);
     }
+    srv_prefix_look_up(core, step);
     attnd_err err = kv_step_open(core->kv, (kv_request){step->session->id, step->kept_id},
                                  step->model_idx, step->kv_seqs, step->num_seqs, &step->handle,
                                  &step->copies, &step->num_copies, &may_wait, info);

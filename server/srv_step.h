@@ -30,6 +30,15 @@ enum { SRV_LAYER_WORDS = PROTO_MAX_LAYERS / 64 };
 typedef void srv_committed_cb(srv_request *rq, attnd_err err, const uint32_t *lens,
                               uint32_t num_lens, const attnd_errinfo *info);
 
+// srv_step_ids is what of a sequence of a step is of use to the prefix cache; in the step's memory.
+typedef struct srv_step_ids {
+    uint32_t *tokens; // [new_len] ids, NULL = not known
+    // of the commit under way: accepted rows [accepted - cached], NULL = the first ones; where in
+    // the message they are said
+    uint32_t *path;
+    uint32_t path_off;
+} srv_step_ids;
+
 struct srv_step {
     list_node node; // in session->steps, or in the free list
     srv_step_state state;
@@ -41,10 +50,12 @@ struct srv_step {
     srv_session *session;
     const srv_model *model;
     uint32_t model_idx;
-    uint64_t deadline_ms; // 0 = none
-    kv_step_seq *kv_seqs; // [num_seqs]
-    attn_seq *seqs;       // [num_seqs]; positions and trees in memory
-    uint32_t *active;     // [num_active] sequences with rows: the rows of a launch
+    uint64_t deadline_ms;          // 0 = none
+    kv_step_seq *kv_seqs;          // [num_seqs]
+    attn_seq *seqs;                // [num_seqs]; positions and trees in memory
+    uint32_t *active;              // [num_active] sequences with rows: the rows of a launch
+    srv_step_ids *ids;             // [num_seqs]
+    const uint32_t **accepted_ids; // [num_seqs], for kv_step_commit_ids
     uint32_t num_seqs, num_active;
     uint32_t rows, new_rows; // of all sequences
     uint32_t running;        // attends and copies of it in the scheduler
@@ -76,6 +87,8 @@ typedef struct srv_steps {
     kv_step_seq *kv_seqs;
     attn_seq *seqs;
     uint32_t *active;
+    srv_step_ids *ids;
+    const uint32_t **accepted_ids;
     uint8_t *memory;
 } srv_steps;
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/clock.h"
+#include "server/srv_prefix.h"
 
 attnd_err srv_step_set_model(srv_step *step, uint32_t model, uint32_t deadline_ms,
                              attnd_errinfo *info) {
@@ -50,7 +51,7 @@ static attnd_err copy_array(const reader *in, const char *field, uint32_t off, u
     *out = srv_step_alloc(in->core, in->step, bytes);
     if (!*out) {
         return attnd_fail(info, ATTND_EMSGSIZE, field,
-                          "positions, masks and paths of a step have over %llu bytes",
+                          "token ids, positions, masks and paths of a step have over %llu bytes",
                           (unsigned long long)in->core->conf.step_bytes);
     }
     proto_copy(*out, array, bytes);
@@ -90,6 +91,18 @@ static attnd_err read_tree(const reader *in, uint32_t i, uint32_t off, attnd_err
     return err;
 }
 
+static attnd_err read_tokens(const reader *in, uint32_t i, uint32_t off, attnd_errinfo *info) {
+    const srv_step *step = in->step;
+    void *copy;
+    attnd_err err = copy_array(in, "tokens_off", off,
+                               (uint64_t)step->kv_seqs[i].new_len * sizeof(uint32_t), &copy, info);
+    if (!err && copy) {
+        err = srv_prefix_can(in->core, step->model, info);
+    }
+    step->ids[i].tokens = in->core->conf.prefixes ? copy : NULL;
+    return err;
+}
+
 static attnd_err read_seq(srv_core *core, srv_step *step, const srv_request *rq, uint32_t i,
                           const proto_step_seq *in, size_t fixed, uint64_t *rows,
                           attnd_errinfo *info) {
@@ -103,14 +116,13 @@ static attnd_err read_seq(srv_core *core, srv_step *step, const srv_request *rq,
         return attnd_fail(info, ATTND_EINVAL, in->reserve ? "reserve" : "tokens_off",
                           "sequence %u is read only", i);
     }
-    const void *tokens; // of no use without a prefix cache, but they must be there
-    err = proto_array(rq->msg, "tokens_off", in->tokens_off, in->new_len, sizeof(uint32_t), fixed,
-                      &tokens, info);
+    const reader reads = {core, step, rq->msg, fixed};
+    err = read_tokens(&reads, i, in->tokens_off, info);
     if (!err) {
         err = srv_step_read_positions(core, step, rq, i, in->positions_off, fixed, info);
     }
     if (!err) {
-        err = read_tree(&(reader){core, step, rq->msg, fixed}, i, in->tree_off, info);
+        err = read_tree(&reads, i, in->tree_off, info);
     }
     return err;
 }

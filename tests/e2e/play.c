@@ -138,7 +138,7 @@ void play_free(e2e_client *c, play_seq *s) {
 // ---- steps
 
 uint32_t play_rows(const play_part *p) {
-    return p->new_len ? p->new_len : p->q_len;
+    return p->new_len ? p->new_len - p->cached : p->q_len;
 }
 
 void play_step_body(e2e_buf *b, uint64_t id, const play_model *m, const play_part *parts,
@@ -158,12 +158,31 @@ void play_step_body(e2e_buf *b, uint64_t id, const play_model *m, const play_par
         if (p->positions) {
             seq.positions_off = e2e_buf_add(b, p->positions, rows * sizeof(int32_t));
         }
+        if (p->tokens) {
+            seq.tokens_off = e2e_buf_add(b, p->tokens, p->new_len * sizeof(uint32_t));
+        }
         if (p->tree) {
             seq.tree_off = e2e_buf_add(b, p->tree, rows * ((rows + 63) / 64) * sizeof(uint64_t));
         }
         e2e_buf_set(b, first + i * sizeof(seq), &seq, sizeof(seq));
     }
     e2e_buf_seal(b);
+}
+
+// take_prefix makes rows of another sequence's mirror the next ones of a mirror.
+static void take_prefix(const play_part *p) {
+    const play_model *m = p->seq->model;
+    size_t v_off = (size_t)m->kv_heads * PLAY_MAX_TOKENS * m->head_dim;
+    for (uint32_t i = 0; p->cached && i < m->layers * m->kv_heads; i++) {
+        uint32_t layer = i / m->kv_heads, head = i % m->kv_heads;
+        size_t row = (size_t)head * PLAY_MAX_TOKENS + p->seq->len;
+        float *to = p->seq->mirror[layer];
+        const float *from = p->prefix->mirror[layer];
+        memcpy(to + row * m->head_dim, from + row * m->head_dim,
+               p->cached * m->head_dim * sizeof(float));
+        memcpy(to + v_off + row * m->v_head_dim, from + v_off + row * m->v_head_dim,
+               p->cached * m->v_head_dim * sizeof(float));
+    }
 }
 
 attnd_err play_step_open(e2e_client *c, const play_model *m, const play_part *parts, uint32_t num,
@@ -178,8 +197,6 @@ attnd_err play_step_open(e2e_client *c, const play_model *m, const play_part *pa
     s->num = num;
     for (uint32_t i = 0; i < num; i++) {
         s->parts[i] = parts[i];
-        s->rows += play_rows(&parts[i]);
-        s->new_rows += parts[i].new_len;
     }
     if (!err) {
         ck_assert_uint_eq(mine.body_bytes, sizeof(head) + num * sizeof(proto_step_len));
@@ -190,8 +207,14 @@ attnd_err play_step_open(e2e_client *c, const play_model *m, const play_part *pa
             proto_step_len len;
             memcpy(&len, mine.body + sizeof(head) + i * sizeof(len), sizeof(len));
             ck_assert_uint_eq(len.committed, parts[i].seq->len);
-            ck_assert_uint_eq(len.cached, 0);
+            ck_assert(len.cached == 0 || (parts[i].tokens && len.cached < parts[i].new_len));
+            s->parts[i].cached = len.cached;
+            take_prefix(&s->parts[i]);
         }
+    }
+    for (uint32_t i = 0; i < num; i++) {
+        s->rows += play_rows(&s->parts[i]);
+        s->new_rows += s->parts[i].new_len - s->parts[i].cached;
     }
     e2e_buf_fini(&b);
     if (r) {
@@ -275,6 +298,7 @@ static void reference(const play_step *s, uint32_t layer, uint32_t part, const f
     const play_part *p = &s->parts[part];
     const play_layer *l = &m->layer[layer];
     bool own = l->kv_layer == layer;
+    const int32_t *positions = p->positions ? p->positions + p->cached : NULL;
     attn_rope rope = {m->inv_freq, 1, (int32_t)(2 * m->num_inv_freq), false};
     attn_row row = {
         .q = q,
@@ -294,15 +318,15 @@ static void reference(const play_step *s, uint32_t layer, uint32_t part, const f
         .kv_len = (int32_t)(p->seq->len + p->new_len),
         .q_len = (int32_t)play_rows(p),
         .q_count = (int32_t)play_rows(p),
-        .new_len = own ? (int32_t)p->new_len : 0,
+        .new_len = own ? (int32_t)(p->new_len - p->cached) : 0,
         .flags = m->not_causal ? 0 : ATTN_CAUSAL,
         .scale = l->scale,
         .softcap = l->softcap,
         .window_left = l->window_left,
         .window_right = l->window_right,
         .rope = m->num_inv_freq ? &rope : NULL,
-        .q_positions = p->positions,
-        .k_positions = own && p->new_len ? p->positions : NULL,
+        .q_positions = positions,
+        .k_positions = own && p->new_len ? positions : NULL,
         .tree_mask = p->tree,
     };
     attn_params params = {.shape = mirror_shape(m),
@@ -354,7 +378,7 @@ void play_check(const play_step *s, uint32_t layer, const play_tensors *t, const
         free(out);
         free(lse);
         row += rows;
-        new_row += s->parts[i].new_len;
+        new_row += s->parts[i].new_len - s->parts[i].cached;
     }
 }
 

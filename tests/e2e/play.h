@@ -51,6 +51,9 @@ typedef struct play_part {
     uint32_t new_len, q_len, reserve;
     const int32_t *positions; // [rows], may be NULL
     const uint64_t *tree;     // may be NULL
+    const uint32_t *tokens;   // ids [new_len], may be NULL
+    const play_seq *prefix;   // has the rows of those that are cached
+    uint32_t cached;          // filled by play_step_open
 } play_part;
 
 // play_step is an open step.
@@ -61,7 +64,7 @@ typedef struct play_step {
     uint32_t num, rows, new_rows;
 } play_step;
 
-uint32_t play_rows(const play_part *p);
+uint32_t play_rows(const play_part *p); // query rows, of the step that is opened or open
 
 // play_step_body writes a step message under id; the caller seals nothing.
 void play_step_body(e2e_buf *b, uint64_t id, const play_model *m, const play_part *parts,

@@ -13,6 +13,8 @@ static const char STATS[] =
     "\"blocks\":{\"total\":100,\"free\":60,\"cached\":15,\"in_use\":25},"
     "\"classes\":[{\"block_bytes\":1536,\"slabs\":2,\"total\":100,\"free\":60,\"cached\":15,"
     "\"in_use\":25}],"
+    "\"prefix_cache\":{\"blocks\":9,\"looked_up_tokens\":1200,\"found_tokens\":300,"
+    "\"evictions\":2},"
     "\"arena\":{\"bytes\":1073741824,\"in_use_bytes\":38400,\"slabs\":32,\"unassigned_slabs\":30,"
     "\"kind\":\"device\",\"pages\":\"huge\"},\"sequences\":7,\"models\":1,\"sessions\":2,\"steps\":"
     "3,"
@@ -20,7 +22,7 @@ static const char STATS[] =
     "\"scheduler\":{\"queued\":4,\"running\":1,\"waiting_for_blocks\":5,\"launches\":11,"
     "\"rows\":22,\"decode_tokens\":33,\"prefill_tokens\":44,\"busy_us\":1500000,"
     "\"last\":{\"kernel\":\"cpu_x\",\"why\":\"because\",\"splits\":2,\"rows\":6}},"
-    "\"tenants\":[{\"name\":\"default\",\"blocks\":25,\"quota_blocks\":0,\"share\":1}]}";
+    "\"tenants\":[{\"name\":\"default\",\"blocks\":25,\"cached_blocks\":15,\"quota_blocks\":0,\"share\":1}]}";
 
 static fake_daemon *clients, *admin;
 static char output[65536];
@@ -130,7 +132,8 @@ START_TEST(status_is_a_screen_of_text) {
     has("11 with 22 rows, busy 1.5 s");
     has("33 decode, 44 prefill");
     has("cpu_x: because; 6 rows, 2 splits");
-    has("default                          25       none      1\n");
+    has("prefixes   9 blocks; 300 of 1200 tokens found (25.0%), 2 blocks evicted");
+    has("default                          25         15       none      1\n");
     ck_assert_ptr_null(strstr(output, "WARNING"));
 }
 END_TEST
