@@ -94,6 +94,7 @@ typedef struct attn_device_ops {
 struct attn_device {
     const attn_device_ops *ops;
     char name[64];       // such as "NVIDIA H200"
+    uint8_t uuid[16];    // tells it from every other device
     const char *kernels; // which of the maker's kernels it takes
     void *arena;         // device address, aligned to 256 bytes at least
     uint64_t arena_bytes;

@@ -16,6 +16,13 @@ struct attnd_engine;
 // out and lse are host memory; nothing is copied but k and v, into the arena.
 const struct attnd_engine *attn_engine_cpu(void);
 
+// attn_engine_cuda is for an arena in a GPU's memory, in a library that was built with CUDA.  The
+// daemon and the client need no MPS, and each its own context.  q, k, v, out and lse are that GPU's
+// memory, aligned to 16 bytes, and must stay until the attend has been done in
+// attnd_attend_args.stream, which is one and the same for all layers of a step.  Nothing is copied.
+// What the kernels do not take is refused by name (attention/cuda/attn_cuda.h).
+const struct attnd_engine *attn_engine_cuda(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,6 +24,7 @@ void attn_engine_close(void *state) {
     }
     for (attn_engine_step *s; (s = e->steps);) {
         e->steps = s->next;
+        e->ops->drop(e, s);
         e->ops->free(e, &s->memory);
         free(s->seqs);
         free(s->tables);
@@ -84,6 +85,12 @@ static attnd_err add_model(attn_engine *e, uint32_t number, attn_model *attn, at
     }
     if (bytes > 0) {
         memcpy(m->floats.host, attn->floats, bytes);
+        err = e->ops->show(e, &m->floats, info);
+    }
+    if (err) {
+        e->ops->free(e, &m->floats);
+        free(m);
+        return err;
     }
     m->number = number;
     m->attn = attn;
@@ -124,7 +131,7 @@ static attn_engine_step *find_step(attn_engine *e, uint64_t handle) {
 // take_step returns a step without a handle, with room for num_seqs; NULL without memory.
 static attn_engine_step *take_step(attn_engine *e, uint32_t num_seqs) {
     attn_engine_step *s = e->steps;
-    while (s && s->handle) {
+    while (s && (s->handle || e->ops->busy(e, s))) {
         s = s->next;
     }
     if (!s && (s = calloc(1, sizeof(*s)))) {
@@ -181,6 +188,7 @@ static attnd_err take_memory(attn_engine *e, attn_engine_step *s, const attnd_en
 
 static void copy_seq(attn_engine_step *s, uint32_t i, const attnd_step_seq *in) {
     attn_seq *seq = &s->seqs[i];
+    s->has_tokens |= in->tokens != NULL;
     *seq = (attn_seq){.rows = in->q_len};
     if (in->positions) {
         size_t bytes = num_positions(in) * sizeof(int32_t);
@@ -262,7 +270,7 @@ static attnd_err open_step(attn_engine *e, const attnd_engine_step *in, attnd_er
     }
     s->num_seqs = in->num_seqs;
     s->rows = s->new_rows = 0;
-    s->uploaded = false;
+    s->uploaded = s->has_tokens = s->captures = false;
     memset(s->attended, 0, sizeof(s->attended));
     for (uint32_t i = 0; i < in->num_seqs; i++) {
         copy_seq(s, i, &in->seqs[i]);
@@ -297,12 +305,39 @@ static attnd_err check_whole(const attn_engine_step *s, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
-attnd_err attn_engine_step_ready(void *state, uint64_t step, attnd_errinfo *info) {
+// harms is true when a commit before the step's work has ended could do harm: blocks go into the
+// prefix cache (tokens) or are given back (tokens that are not accepted, a window) or are read by
+// the daemon (a path).
+static bool harms(const attn_engine_step *s, const attnd_accept *accept, uint32_t num_seqs) {
+    const attn_model *m = s->model->attn;
+    bool harm = s->has_tokens || num_seqs != s->num_seqs;
+    for (uint32_t g = 0; g < m->num_groups; g++) {
+        harm |= m->groups[g].window_left >= 0;
+    }
+    for (uint32_t i = 0; i < s->num_seqs && !harm; i++) {
+        harm = accept[i].path || accept[i].accepted != s->seqs[i].new_rows;
+    }
+    return harm;
+}
+
+attnd_err attn_engine_step_ready(void *state, uint64_t step, const attnd_accept *accept,
+                                 uint32_t num_seqs, bool soon, attnd_errinfo *info) {
     attn_engine *e = state;
     pthread_mutex_lock(&e->lock);
     attn_engine_step *s = find_step(e, step);
     attnd_err err = s ? check_whole(s, info) : ATTND_OK;
-    if (s && !err) {
+    if (s && !err && (!soon || harms(s, accept, num_seqs))) {
+        err = e->ops->ready(e, s, info);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return err;
+}
+
+attnd_err attn_engine_settle(void *state, attnd_errinfo *info) {
+    attn_engine *e = state;
+    attnd_err err = ATTND_OK;
+    pthread_mutex_lock(&e->lock);
+    for (attn_engine_step *s = e->steps; s && !err; s = s->next) {
         err = e->ops->ready(e, s, info);
     }
     pthread_mutex_unlock(&e->lock);
@@ -314,8 +349,7 @@ void attn_engine_step_close(void *state, uint64_t step) {
     pthread_mutex_lock(&e->lock);
     attn_engine_step *s = find_step(e, step);
     if (s) {
-        attnd_errinfo info;
-        e->ops->ready(e, s, &info); // whatever comes of it: its memory is the next step's
+        e->ops->leave(e, s);
         s->handle = 0;
     }
     pthread_mutex_unlock(&e->lock);
@@ -423,33 +457,56 @@ static attnd_err make_rows(attn_engine *e, uint32_t num, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
-static attnd_err attend(attn_engine *e, const attnd_attend_args *a, attn_choice *choice,
-                        attnd_errinfo *info) {
-    attn_engine_step *s = find_step(e, a->step);
-    if (!s) {
-        return attnd_fail(info, ATTND_ESTALE, "step", "the step is not open");
-    }
-    attnd_err err = check_args(s, a, info);
+attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,
+                             const attnd_attend_args *args, attn_params *out, attn_rope *rope,
+                             attnd_errinfo *info) {
+    attnd_err err = check_args(s, args, info);
     if (!err) {
         err = make_rows(e, s->num_seqs, info);
     }
     if (err) {
         return err;
     }
+    *out = (attn_params){.shape = s->model->attn->shape,
+                         .pool = e->pool,
+                         .pool_bytes = e->pool_bytes,
+                         .num_blocks = e->pool_bytes / ATTN_MODEL_BLOCK_UNIT,
+                         .rows = e->rows,
+                         .deterministic = e->deterministic};
+    out->num_rows = fill_rows(e, s, args, rope);
+    return ATTND_OK;
+}
+
+void attn_engine_mark(attn_engine_step *s, uint32_t layer) {
+    s->attended[layer / 64] |= 1ull << (layer % 64);
+}
+
+static attnd_err attend(attn_engine *e, const attnd_attend_args *a, attn_choice *choice,
+                        attnd_errinfo *info) {
+    attn_engine_step *s = find_step(e, a->step);
+    if (!s) {
+        return attnd_fail(info, ATTND_ESTALE, "step", "the step is not open");
+    }
     attn_rope rope;
-    attn_params p = {.shape = s->model->attn->shape,
-                     .pool = e->pool,
-                     .pool_bytes = e->pool_bytes,
-                     .num_blocks = e->pool_bytes / ATTN_MODEL_BLOCK_UNIT,
-                     .rows = e->rows,
-                     .deterministic = e->deterministic};
-    p.num_rows = fill_rows(e, s, a, &rope);
-    if (p.num_rows > 0) {
+    attn_params p;
+    attnd_err err = attn_engine_params(e, s, a, &p, &rope, info);
+    if (!err && p.num_rows > 0) {
         err = e->ops->run(e, s, &p, a, choice, info);
     }
-    if (!err) {
-        s->attended[a->layer / 64] |= 1ull << (a->layer % 64);
+    if (!err && !s->captures) {
+        attn_engine_mark(s, a->layer);
     }
+    return err;
+}
+
+attnd_err attn_engine_replay(void *state, uint64_t captured, uint64_t step, void *stream,
+                             attnd_errinfo *info) {
+    attn_engine *e = state;
+    pthread_mutex_lock(&e->lock);
+    attn_engine_step *s = find_step(e, step);
+    attnd_err err = s ? e->ops->replay(e, captured, s, stream, info)
+                      : attnd_fail(info, ATTND_ESTALE, "step", "the step is not open");
+    pthread_mutex_unlock(&e->lock);
     return err;
 }
 

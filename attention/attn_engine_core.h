@@ -37,7 +37,11 @@ typedef struct attn_engine_step {
     const uint32_t **tables; // [max_seqs, ATTN_MODEL_GROUPS], into memory
     uint32_t max_seqs;
     uint64_t attended[PROTO_MAX_LAYERS / 64]; // a bit a layer
-    bool uploaded;                            // a backend's
+    bool has_tokens;                          // its blocks go into the prefix cache
+    // a backend's, zero at first
+    bool uploaded, runs; // memory is where launches see it; something may still use it
+    bool captures;       // the last run was a capture: nothing was attended
+    void *stream, *event;
 } attn_engine_step;
 
 // attn_engine_ops is what a kind of memory does.  Called one at a time, under the engine's lock.
@@ -47,14 +51,23 @@ typedef struct attn_engine_ops {
     void (*close)(attn_engine *e); // accepts a half-made one
     // check_model says what the kernels do not take.
     attnd_err (*check_model)(attn_engine *e, const attn_model *m, attnd_errinfo *info);
-    // alloc makes memory of at least bytes.  ATTND_ENOMEM, ATTND_ECUDA.
+    // alloc makes memory of at least bytes.  ATTND_ENOMEM, ATTND_ECUDA.  show makes all of it what
+    // launches see.
     attnd_err (*alloc)(attn_engine *e, attn_engine_memory *out, size_t bytes, attnd_errinfo *info);
+    attnd_err (*show)(attn_engine *e, const attn_engine_memory *m, attnd_errinfo *info);
     void (*free)(attn_engine *e, attn_engine_memory *m); // all zero: does nothing
     // run runs a launch; pointers of its rows are device's.
     attnd_err (*run)(attn_engine *e, attn_engine_step *s, const attn_params *p,
                      const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info);
-    // ready returns when what was run of a step has ended.
+    // replay is attnd_step_replay.
+    attnd_err (*replay)(attn_engine *e, uint64_t captured, attn_engine_step *s, void *stream,
+                        attnd_errinfo *info);
+    // ready returns when what was run of a step has ended.  leave notes that nothing more is run of
+    // it; busy is true while its memory is in use after that.
     attnd_err (*ready)(attn_engine *e, attn_engine_step *s, attnd_errinfo *info);
+    void (*leave)(attn_engine *e, attn_engine_step *s);
+    bool (*busy)(attn_engine *e, attn_engine_step *s);
+    void (*drop)(attn_engine *e, attn_engine_step *s); // before a step's memory is freed
 } attn_engine_ops;
 
 struct attn_engine {
@@ -79,7 +92,18 @@ attnd_err attn_engine_model_open(void *state, uint32_t model, const char *json,
 attnd_err attn_engine_step_open(void *state, const attnd_engine_step *step, attnd_errinfo *info);
 attnd_err attn_engine_attend(void *state, const attnd_attend_args *args, attnd_ran *ran,
                              attnd_errinfo *info);
-attnd_err attn_engine_step_ready(void *state, uint64_t step, attnd_errinfo *info);
+attnd_err attn_engine_replay(void *state, uint64_t captured, uint64_t step, void *stream,
+                             attnd_errinfo *info);
+attnd_err attn_engine_step_ready(void *state, uint64_t step, const attnd_accept *accept,
+                                 uint32_t num_seqs, bool soon, attnd_errinfo *info);
 void attn_engine_step_close(void *state, uint64_t step);
+attnd_err attn_engine_settle(void *state, attnd_errinfo *info);
+
+// attn_engine_params checks args against an open step and writes the rows of their launch to
+// e->rows; *rope is kept as long as the rows.  For backends' replay.
+attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,
+                             const attnd_attend_args *args, attn_params *out, attn_rope *rope,
+                             attnd_errinfo *info);
+void attn_engine_mark(attn_engine_step *s, uint32_t layer); // as attended
 
 #endif

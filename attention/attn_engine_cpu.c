@@ -80,26 +80,60 @@ static attnd_err run(attn_engine *e, attn_engine_step *s, const attn_params *p,
     return attn_cpu_run(e->backend, p, choice, info);
 }
 
-static attnd_err ready(attn_engine *e, attn_engine_step *s, attnd_errinfo *info) {
-    (void)e, (void)s, (void)info;
-    return ATTND_OK; // run has waited
+static attnd_err replay(attn_engine *e, uint64_t captured, attn_engine_step *s, void *stream,
+                        attnd_errinfo *info) {
+    (void)e, (void)captured, (void)s, (void)stream;
+    return attnd_fail(info, ATTND_ENOTSUP, "captured", "only work of a GPU can be captured");
 }
 
-static const attn_engine_ops ops = {engine_open, engine_close, check_model, alloc,
-                                    free_memory, run,          ready};
+// An attend has ended when it returns, so nothing is ever to be waited for.
+
+static attnd_err show(attn_engine *e, const attn_engine_memory *m, attnd_errinfo *info) {
+    (void)e, (void)m, (void)info;
+    return ATTND_OK;
+}
+
+static attnd_err ready(attn_engine *e, attn_engine_step *s, attnd_errinfo *info) {
+    (void)e, (void)s, (void)info;
+    return ATTND_OK;
+}
+
+static void leave(attn_engine *e, attn_engine_step *s) {
+    (void)e, (void)s;
+}
+
+static bool busy(attn_engine *e, attn_engine_step *s) {
+    (void)e, (void)s;
+    return false;
+}
+
+static const attn_engine_ops ops = {.open = engine_open,
+                                    .close = engine_close,
+                                    .check_model = check_model,
+                                    .alloc = alloc,
+                                    .show = show,
+                                    .free = free_memory,
+                                    .run = run,
+                                    .replay = replay,
+                                    .ready = ready,
+                                    .leave = leave,
+                                    .busy = busy,
+                                    .drop = leave};
 
 static attnd_err open_host(void **state, const attnd_engine_opts *opts, attnd_errinfo *info) {
     return attn_engine_open(state, &ops, opts, info);
 }
 
-static const attnd_engine engine = {"cpu",
-                                    open_host,
-                                    attn_engine_close,
-                                    attn_engine_model_open,
-                                    attn_engine_step_open,
-                                    attn_engine_attend,
-                                    attn_engine_step_ready,
-                                    attn_engine_step_close};
+static const attnd_engine engine = {.name = "cpu",
+                                    .open = open_host,
+                                    .close = attn_engine_close,
+                                    .model_open = attn_engine_model_open,
+                                    .step_open = attn_engine_step_open,
+                                    .attend = attn_engine_attend,
+                                    .replay = attn_engine_replay,
+                                    .step_ready = attn_engine_step_ready,
+                                    .step_close = attn_engine_step_close,
+                                    .settle = attn_engine_settle};
 
 const attnd_engine *attn_engine_cpu(void) {
     return &engine;

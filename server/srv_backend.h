@@ -36,6 +36,7 @@ struct srv_backend {
     const srv_backend_ops *ops;
     sched_backend sched; // for sched_create
     char device[16];     // "cpu", "cuda:0"
+    uint8_t uuid[16];    // of the device, zeros for the CPU
     char name[64];       // of the device, "" = not known
     const char *kernels; // which it takes, such as "avx512"
 };

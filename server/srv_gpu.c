@@ -436,6 +436,7 @@ static void describe(srv_gpu *g) {
     const attn_device *d = g->device;
     snprintf(g->pub.device, sizeof(g->pub.device), "cuda:%d", g->opts.ordinal);
     memcpy(g->pub.name, d->name, sizeof(g->pub.name));
+    memcpy(g->pub.uuid, d->uuid, sizeof(g->pub.uuid));
     g->pub.kernels = d->kernels;
     g->arena = (kv_arena){.base = d->arena,
                           .bytes = d->arena_bytes,

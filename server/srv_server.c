@@ -266,11 +266,12 @@ static attnd_err give_arena(void *ctx, const srv_conn *conn, proto_attach_arena 
         return attnd_fail(info, ATTND_EPERM, "flags",
                           "server.in_process_uids does not name the user");
     }
-    if (s->arena.on_device || s->arena.fd < 0) {
+    if (s->arena.fd < 0) {
         return attnd_fail(info, ATTND_ENOTSUP, "flags", "the arena of %s cannot be shared",
                           s->backend->device);
     }
     out->bytes = s->arena.bytes;
+    memcpy(out->device, s->backend->uuid, sizeof(out->device));
     out->flags = s->core.conf.deterministic ? PROTO_ARENA_DETERMINISTIC : 0;
     *fd = s->arena.fd;
     return ATTND_OK;

@@ -50,7 +50,7 @@ make_targets() {
 
 say "build"
 if [ -z "$given" ] && pkg-config --exists libuv libcjson inih libxxhash check; then
-    make_targets -- attnd attnctl attn-bench decoder attnd_faulty test_e2e_gpu test_e2e_decoder \
+    make_targets -- attnd attnctl attn-bench decoder attnd_faulty test_e2e_gpu test_e2e_decoder test_e2e_inproc_cuda \
         test_conformance_cuda test_attn_cuda_memory test_attn_cuda_plan test_attn_prefill
 elif ! place tests/test_conformance_cuda >/dev/null; then
     make_targets -DATTND_KERNELS_ONLY=ON -- test_conformance_cuda test_attn_cuda_memory

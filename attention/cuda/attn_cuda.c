@@ -103,6 +103,7 @@ struct attn_cuda_plan {
     uint32_t kernels;    // that the plan needs
     plan_memory *host;   // pinned
     plan_memory *device; // the same, for the kernels
+    bool owns_memory;
 };
 
 // choose_kernel decides between the two loaders.
@@ -238,8 +239,9 @@ static uint64_t decode_bytes(const attn_cuda_plan *plan, uint32_t num_records) {
     return offsetof(plan_memory, decode) + attn_cuda_plan_bytes(plan->limits.num_ctas, num_records);
 }
 
-attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
-                                uint32_t max_records, attnd_errinfo *info) {
+// make_plan makes a plan without memory for its records.
+static attnd_err make_plan(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
+                           uint32_t max_records, attnd_errinfo *info) {
     attnd_err err = attn_cuda_check_shape(shape, info);
     if (err != ATTND_OK) {
         return err;
@@ -269,11 +271,30 @@ attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const att
     if (err != ATTND_OK) {
         goto fail;
     }
-    size_t bytes =
-        decode_bytes(plan, max_records) + (plan->prefill ? attn_prefill_bytes(max_records) : 0);
     ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->fn.function,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)plan->fn.shared_bytes));
+    *out = plan;
+    return ATTND_OK;
+fail:
+    free(plan);
+    return err;
+}
+
+static size_t all_bytes(const attn_cuda_plan *plan) {
+    return decode_bytes(plan, plan->max_records) +
+           (plan->prefill ? attn_prefill_bytes(plan->max_records) : 0);
+}
+
+attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
+                                uint32_t max_records, attnd_errinfo *info) {
+    attn_cuda_plan *plan = NULL;
+    attnd_err err = make_plan(&plan, cuda, shape, max_records, info);
+    if (err != ATTND_OK) {
+        return err;
+    }
+    plan->owns_memory = true;
+    size_t bytes = all_bytes(plan);
     ATTN_TRY_CUDA(cudaHostAlloc((void **)&plan->host, bytes, cudaHostAllocDefault));
     ATTN_TRY_CUDA(cudaMalloc((void **)&plan->device, bytes));
     memset(plan->host, 0, sizeof(*plan->host));
@@ -286,13 +307,46 @@ fail:
     return err;
 }
 
+uint64_t attn_cuda_plan_room(const attn_cuda *cuda, const attn_shape *shape, uint32_t max_records) {
+    attn_cuda_plan *plan = NULL;
+    if (make_plan(&plan, (attn_cuda *)cuda, shape, max_records, NULL) != ATTND_OK) {
+        return 0;
+    }
+    uint64_t bytes = (all_bytes(plan) + 255) / 256 * 256;
+    attn_cuda_plan_free(plan);
+    return bytes;
+}
+
+attnd_err attn_cuda_plan_create_at(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
+                                   uint32_t max_records, void *host, void *device,
+                                   attnd_errinfo *info) {
+    attn_cuda_plan *plan = NULL;
+    attnd_err err = make_plan(&plan, cuda, shape, max_records, info);
+    if (err == ATTND_OK) {
+        plan->host = host;
+        plan->device = device;
+        memset(host, 0, sizeof(*plan->host));
+        *out = plan;
+    }
+    return err;
+}
+
+void attn_cuda_plan_move_host(attn_cuda_plan *plan, void *host) {
+    plan->host = host;
+}
+
+uint64_t attn_cuda_plan_used(const attn_cuda_plan *plan) {
+    return plan->host->prefill.num_records > 0 ? 0
+                                               : decode_bytes(plan, plan->host->decode.num_records);
+}
+
 void attn_cuda_plan_free(attn_cuda_plan *plan) {
-    if (plan) {
+    if (plan && plan->owns_memory) {
         (void)cudaSetDevice(plan->cuda->device);
         (void)cudaFreeHost(plan->host);
         (void)cudaFree(plan->device);
-        free(plan);
     }
+    free(plan);
 }
 
 uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan) {

@@ -77,6 +77,24 @@ void attn_cuda_free(attn_cuda *cuda);
 attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
                                 uint32_t max_records, attnd_errinfo *info);
 
+// attn_cuda_plan_create_at is the same in memory of the caller's, which outlives the plan:
+// attn_cuda_plan_room bytes of pinned host memory and of device memory, aligned to 256.  It neither
+// allocates on the device nor waits for it, so a stream may be under capture meanwhile.  Until the
+// first upload nothing may be launched.  attn_cuda_plan_room returns 0 for a shape without a
+// kernel.
+uint64_t attn_cuda_plan_room(const attn_cuda *cuda, const attn_shape *shape, uint32_t max_records);
+attnd_err attn_cuda_plan_create_at(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
+                                   uint32_t max_records, void *host, void *device,
+                                   attnd_errinfo *info);
+
+// attn_cuda_plan_move_host makes the plan be written to other pinned memory from the next
+// attn_cuda_plan_set on, so that one can be made while another is uploaded.
+void attn_cuda_plan_move_host(attn_cuda_plan *plan, void *host);
+
+// attn_cuda_plan_used returns how many bytes from the plan's start on say all of it, 0 when that is
+// more than one run of bytes: whoever has several plans side by side can copy them at once.
+uint64_t attn_cuda_plan_used(const attn_cuda_plan *plan);
+
 // attn_cuda_plan_free accepts NULL.  The launches that use the plan must have ended.
 void attn_cuda_plan_free(attn_cuda_plan *plan);
 

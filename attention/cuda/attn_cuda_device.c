@@ -94,6 +94,7 @@ static attnd_err make_engine(cuda_device *d, attnd_errinfo *info) {
     struct cudaDeviceProp prop;
     TRY_CUDA(cudaGetDeviceProperties(&prop, d->ordinal));
     snprintf(d->pub.name, sizeof(d->pub.name), "%.63s", prop.name);
+    memcpy(d->pub.uuid, &prop.uuid, sizeof(d->pub.uuid));
     attn_cuda_opts opts = {.device = d->ordinal};
     attnd_err err = attn_cuda_create(&d->engine, &opts, info);
     if (!err) {

@@ -217,7 +217,8 @@ typedef struct attnd_attend_args {
     bool partial;
     const attnd_block_mask *block_mask; // NULL = none; not of decode and prefill
     attnd_buffers *buffers;             // instead of q, k, v, out, lse and strides; NULL = those
-    uint64_t *request;                  // as in attnd_step_opts
+    void *stream; // in process on a GPU: a cudaStream_t, in which the attend is done; else NULL
+    uint64_t *request; // as in attnd_step_opts
 } attnd_attend_args;
 
 // attnd_ran says what the daemon ran for an attend.
@@ -266,6 +267,20 @@ void attnd_buffers_free(attnd_buffers *b); // accepts NULL
 attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *accept,
                             uint32_t num_seqs, uint32_t *lens, attnd_errinfo *info);
 attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info);
+
+// attnd_step_replay is for CUDA graphs, in process on a GPU.  Attends in a stream under capture are
+// captured: nothing is done then, and their step need not be committed.  For each step that follows
+// with as many sequences and rows, lengths as they may be, attnd_step_replay copies tables and plan
+// into stream for the graph's kernels; the caller launches the graph there, behind it, and commits:
+// every captured layer counts as attended.  `captured` is the step that was open during the
+// capture, kept with its plans until attnd_close; q, k, v and out lie where they were.
+// ATTND_ENOTSUP: the step needs other kernels than those that were captured.
+//
+// In process on a GPU a commit returns when the step's work has ended, or before: when all new
+// tokens are accepted, no token ids were given, no layer has a window, and the client has kept or
+// attached no sequence.  So a host may be a step ahead of its GPU.
+attnd_err attnd_step_replay(attnd_client *c, uint64_t captured, uint64_t step, void *stream,
+                            attnd_errinfo *info);
 
 // attnd_cancel cancels a request of another thread that waits or runs, which then answers
 // ATTND_ECANCELED unless it was faster.

@@ -5,6 +5,10 @@
 // An engine is open as long as its connection: it maps the arena, keeps models and open steps, and
 // runs launches over the arena.  close unmaps it; nothing runs any more then.  Any thread, also at
 // the same time.
+//
+// On a GPU an attend is work in a stream of the caller's, which may end after the commit.  libattnd
+// has it settled before it asks the daemon for anything that gives blocks away or has others look
+// at them.
 #ifndef ATTND_PROTO_CLIENT_ATTND_ENGINE_H
 #define ATTND_PROTO_CLIENT_ATTND_ENGINE_H
 
@@ -49,11 +53,19 @@ typedef struct attnd_engine {
     // attend: ATTND_ESTALE for a step that is not open here.
     attnd_err (*attend)(void *state, const attnd_attend_args *args, attnd_ran *ran,
                         attnd_errinfo *info);
-    // step_ready returns once all work of the step has ended: ATTND_EINVAL with the first layer
-    // that was not attended in detail.  ATTND_OK for a step that is not open here.
-    attnd_err (*step_ready)(void *state, uint64_t step, attnd_errinfo *info);
-    // step_close forgets a step, after what runs of it.
+    // replay plans the layers of a captured step for another one (attnd_step_replay).
+    attnd_err (*replay)(void *state, uint64_t captured, uint64_t step, void *stream,
+                        attnd_errinfo *info);
+    // step_ready says whether the step may be committed so: ATTND_EINVAL with the first layer that
+    // was not attended in detail.  ATTND_OK for a step that is not open here.  It returns once the
+    // step's work has ended; or, when soon is set, sooner, if nobody can meet what is not written
+    // yet, or lose what still is.
+    attnd_err (*step_ready)(void *state, uint64_t step, const attnd_accept *accept,
+                            uint32_t num_seqs, bool soon, attnd_errinfo *info);
+    // step_close forgets a step; work of it may go on.
     void (*step_close)(void *state, uint64_t step);
+    // settle returns when all work has ended.
+    attnd_err (*settle)(void *state, attnd_errinfo *info);
 } attnd_engine;
 
 #ifdef __cplusplus

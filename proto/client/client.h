@@ -50,6 +50,7 @@ struct attnd_client {
     uint8_t secret[16];
     client_model *models; // owned; a model that was opened twice is in it twice
     uint64_t tables_room; // bytes of tables that a step's reply has room for
+    bool commits_wait;    // of the engine's work: others may get to see the sequences
     client_unsure unsure[CLIENT_MAX_SLOTS];
     uint32_t next_unsure;
     client_async asyncs[CLIENT_MAX_SLOTS];
@@ -110,9 +111,15 @@ attnd_err client_engine_step(const client_msg *reply, uint32_t tables_off,
                              const attnd_engine_step *step, attnd_errinfo *info);
 
 // client_engine_ready checks that a step may be committed (attnd_engine.h, step_ready).  ATTND_OK
-// without an engine.  client_engine_close forgets a step that has ended.
-attnd_err client_engine_ready(attnd_client *c, uint64_t step, attnd_errinfo *info);
+// without an engine.  client_engine_close forgets a step that has ended; client_engine_settle waits
+// for all work in process.
+attnd_err client_engine_ready(attnd_client *c, uint64_t step, const attnd_accept *accept,
+                              uint32_t num_seqs, attnd_errinfo *info);
 void client_engine_close(attnd_client *c, uint64_t step);
+attnd_err client_engine_settle(attnd_client *c, attnd_errinfo *info);
+
+// client_engine_waits makes every commit wait for its work from now on.
+void client_engine_waits(attnd_client *c);
 
 // client_engine_attend attends in process; args without buffers.
 attnd_err client_engine_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,

@@ -276,7 +276,8 @@ static attnd_err call_attend1(attnd_client *c, proto_op op, attend1 *a, uint32_t
     client_msg m = {0};
     client_start_opts how = {.request_id = a->args->request};
     attnd_err err = client_check_seqs(c, a->seqs, a->num_seqs, info);
-    if (err || (err = check_attend1_seqs(a->seqs, a->num_seqs, info)) ||
+    if (err || (err = client_engine_settle(c, info)) ||
+        (err = check_attend1_seqs(a->seqs, a->num_seqs, info)) ||
         (err = check_attend1_args(a->args, info)) || (err = check_attend(c, a->args, info)) ||
         (err = client_model_get(c, a->args->model, &a->model, info)) ||
         (err = client_request(

@@ -32,10 +32,40 @@ attnd_err client_engine_step(const client_msg *reply, uint32_t tables_off,
     return conn->engine->step_open(conn->engine_state, &s, info);
 }
 
-attnd_err client_engine_ready(attnd_client *c, uint64_t step, attnd_errinfo *info) {
+attnd_err client_engine_ready(attnd_client *c, uint64_t step, const attnd_accept *accept,
+                              uint32_t num_seqs, attnd_errinfo *info) {
     client_conn *conn = client_conn_of(c);
-    attnd_err err =
-        conn->engine ? conn->engine->step_ready(conn->engine_state, step, info) : ATTND_OK;
+    attnd_err err = ATTND_OK;
+    if (conn->engine) {
+        pthread_mutex_lock(&c->lock);
+        bool soon = !c->commits_wait;
+        pthread_mutex_unlock(&c->lock);
+        err = conn->engine->step_ready(conn->engine_state, step, accept, num_seqs, soon, info);
+    }
+    client_conn_rele(conn);
+    return err;
+}
+
+void client_engine_waits(attnd_client *c) {
+    pthread_mutex_lock(&c->lock);
+    c->commits_wait = true;
+    pthread_mutex_unlock(&c->lock);
+}
+
+attnd_err client_engine_settle(attnd_client *c, attnd_errinfo *info) {
+    client_conn *conn = client_conn_of(c);
+    attnd_err err = conn->engine ? conn->engine->settle(conn->engine_state, info) : ATTND_OK;
+    client_conn_rele(conn);
+    return err;
+}
+
+attnd_err attnd_step_replay(attnd_client *c, uint64_t captured, uint64_t step, void *stream,
+                            attnd_errinfo *info) {
+    client_conn *conn = client_conn_of(c);
+    attnd_err err = !conn->engine ? attnd_fail(info, ATTND_ENOTSUP, "engine", "there is no engine")
+                    : client_conn_is_lost(conn)
+                        ? client_conn_lost(conn, info)
+                        : conn->engine->replay(conn->engine_state, captured, step, stream, info);
     client_conn_rele(conn);
     return err;
 }

@@ -39,23 +39,28 @@ attnd_err attnd_seq_create(attnd_client *c, uint32_t model, uint64_t *seq, attnd
 attnd_err attnd_seq_fork(attnd_client *c, uint64_t seq, uint64_t *forked, uint32_t *len,
                          attnd_errinfo *info) {
     proto_seq body = {.seq = seq};
-    return call_seq(c, PROTO_SEQ_FORK, &body, sizeof(body), forked, len, info);
+    attnd_err err = client_engine_settle(c, info);
+    return err ? err : call_seq(c, PROTO_SEQ_FORK, &body, sizeof(body), forked, len, info);
 }
 
 attnd_err attnd_seq_truncate(attnd_client *c, uint64_t seq, uint32_t len, attnd_errinfo *info) {
     proto_seq body = {.seq = seq, .len = len};
-    return client_call_fixed(c, PROTO_SEQ_TRUNCATE, &body, sizeof(body), NULL, 0, info);
+    attnd_err err = client_engine_settle(c, info);
+    return err ? err : client_call_fixed(c, PROTO_SEQ_TRUNCATE, &body, sizeof(body), NULL, 0, info);
 }
 
 attnd_err attnd_seq_free(attnd_client *c, uint64_t seq, attnd_errinfo *info) {
     proto_seq body = {.seq = seq};
-    return client_call_fixed(c, PROTO_SEQ_FREE, &body, sizeof(body), NULL, 0, info);
+    attnd_err err = client_engine_settle(c, info);
+    return err ? err : client_call_fixed(c, PROTO_SEQ_FREE, &body, sizeof(body), NULL, 0, info);
 }
 
 attnd_err attnd_seq_keep(attnd_client *c, uint64_t seq, const char *name, uint64_t ttl_ms,
                          attnd_errinfo *info) {
     proto_seq_keep body = {.seq = seq, .ttl_ms = ttl_ms};
     attnd_err err = set_name(body.name, name, info);
+    client_engine_waits(c);
+    err = err ? err : client_engine_settle(c, info);
     return err ? err : client_call_fixed(c, PROTO_SEQ_KEEP, &body, sizeof(body), NULL, 0, info);
 }
 
@@ -63,5 +68,6 @@ attnd_err attnd_seq_attach(attnd_client *c, uint32_t model, const char *name, ui
                            uint32_t *len, attnd_errinfo *info) {
     proto_seq_attach body = {.model = model};
     attnd_err err = set_name(body.name, name, info);
+    client_engine_waits(c);
     return err ? err : call_seq(c, PROTO_SEQ_ATTACH, &body, sizeof(body), seq, len, info);
 }

@@ -135,7 +135,7 @@ static bool is_of_commit(const attnd_errinfo *info) {
 
 // check_ready is client_engine_ready for a commit that a step carries.
 static attnd_err check_ready(attnd_client *c, const attnd_step_opts *o, attnd_errinfo *info) {
-    attnd_err err = client_engine_ready(c, o->commit_step, info);
+    attnd_err err = client_engine_ready(c, o->commit_step, o->commit_accept, o->num_commit, info);
     if (err) {
         strcpy(info->field, "commit.step");
     }
@@ -254,7 +254,7 @@ attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *
     proto_commit body = {.step = step, .num_seqs = num_seqs};
     uint64_t room = PROTO_BODY + sizeof(proto_lens) + num_seqs * sizeof(*lens);
     attnd_err err = check_num(c, "num_seqs", num_seqs, info);
-    if (err || (err = client_engine_ready(c, step, info)) ||
+    if (err || (err = client_engine_ready(c, step, accept, num_seqs, info)) ||
         (err = client_request(c, lay_out_commit(NULL, &body, accept), room, &m, info))) {
         return err;
     }
@@ -277,6 +277,10 @@ attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info)
     if (step == 0) {
         return attnd_fail(info, ATTND_EINVAL, "step", "0 is no step");
     }
-    client_engine_close(c, step); // no attend of it runs on
+    attnd_err err = client_engine_settle(c, info);
+    if (err) {
+        return err;
+    }
+    client_engine_close(c, step);
     return client_call_fixed(c, PROTO_CANCEL, &body, sizeof(body), NULL, 0, info);
 }
