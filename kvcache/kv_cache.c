@@ -73,6 +73,11 @@ void kv_lists_init(kv_cache *kv) {
     lists->seqs.cap = kv->opts.max_seqs;
     lists->nodes.cap = kv->opts.prefix_blocks;
     kv->policy = kv_policies[kv->opts.policy];
+    uint64_t past = (uint64_t)kv->opts.prefix_blocks * KV_POLICY_PAST;
+    kv->policy_state = (kv_policy_state){
+        .num_past = past < UINT32_MAX ? (uint32_t)past : UINT32_MAX,
+        .past = kv->past,
+    };
 }
 
 // Committed by the record that holds magic, version and options.

@@ -158,6 +158,7 @@ attnd_err kv_ledger_open(kv_cache *kv, int fd, attnd_errinfo *info) {
         ARRAY(seq_next, o->max_seqs),
         ARRAY(node_next, o->prefix_blocks),
         ARRAY(node_aux, o->prefix_blocks),
+        ARRAY(past, (uint64_t)o->prefix_blocks * KV_POLICY_PAST),
         ARRAY(keys, kv->key_buckets),
         ARRAY(names, kv->name_buckets),
         ARRAY(classes, max_classes),

@@ -164,7 +164,6 @@ typedef struct kv_led_spill {
 typedef struct kv_led_lists {
     kv_slots tenants, models, classes, slabs, sessions, steps, seqs, nodes;
     uint64_t next_expiry;
-    kv_policy_state policy;
 } kv_led_lists;
 
 typedef struct kv_tenant_aux {
@@ -256,6 +255,7 @@ struct kv_cache {
     uint32_t key_mask;                                  // kv_prefix_set_key_mask
     uint64_t looked_up_tokens, found_tokens, evictions; // kv_info
     const kv_policy *policy;
+    kv_policy_state policy_state;
     struct kv_spiller *spiller; // NULL = there are no tiers
     // sections, in order
     kv_led_head *head, *head_copy;
@@ -281,6 +281,7 @@ struct kv_cache {
     uint32_t *model_next, *class_next, *slab_next, *session_next, *step_next, *seq_next;
     uint32_t *node_next; // of a free node, as those; of a live one, the next in its bucket
     kv_node_aux *node_aux;
+    uint32_t *past;  // [prefix_blocks, KV_POLICY_PAST], the policy's
     uint32_t *keys;  // [key_buckets], first node
     uint32_t *names; // [name_buckets], first sequence
     kv_class *classes;

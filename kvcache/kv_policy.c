@@ -6,6 +6,7 @@
 
 const kv_policy *const kv_policies[] = {
     &kv_policy_lru,
+    &kv_policy_reuse,
     NULL,
 };
 

@@ -214,7 +214,7 @@ static void count_quiet(kv_cache *kv, uint32_t node, uint32_t by) {
 
 // grow_old halves ranks and clock when the clock is half through.
 static void grow_old(kv_cache *kv) {
-    kv_policy_state *st = &kv->lists->policy;
+    kv_policy_state *st = &kv->policy_state;
     if (st->clock < UINT32_C(1) << 31) {
         return;
     }
@@ -256,7 +256,7 @@ void kv_prefix_rele(kv_cache *kv, uint32_t node) {
         }
         count_quiet(kv, node, 1);
         if (kv->policy->release) {
-            kv->policy->release(&kv->lists->policy, &aux->rank);
+            kv->policy->release(&kv->policy_state, &aux->rank);
         }
         if (kv_spilled(kv, node)) {
             kv_spill_park(kv, node);
@@ -269,7 +269,7 @@ void kv_prefix_rele(kv_cache *kv, uint32_t node) {
 void kv_prefix_hit_path(kv_cache *kv, uint32_t node, uint32_t num) {
     grow_old(kv);
     for (; kv->policy->hit && num > 0; num--, node = kv_prefix_parent(kv, node)) {
-        kv->policy->hit(&kv->lists->policy, &kv->node_aux[node].rank);
+        kv->policy->hit(&kv->policy_state, &kv->node_aux[node].rank);
     }
 }
 
@@ -374,6 +374,12 @@ static void join(kv_cache *kv, uint32_t node, const uint32_t *entries, uint32_t 
     }
 }
 
+static void tell_inserted(kv_cache *kv, uint32_t node, uint32_t depth) {
+    if (kv->policy->insert) {
+        kv->policy->insert(&kv->policy_state, &kv->node_aux[node].rank, kv->nodes[node].key, depth);
+    }
+}
+
 // take_node finds a free node; one that is parked makes way.
 static uint32_t take_node(kv_cache *kv) {
     if (kv_slots_peek(&kv->lists->nodes) == KV_NONE) {
@@ -406,9 +412,7 @@ uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const u
     make_node(kv, node, &live, &kv->models[model].spec, tokens, entries, seq_idx);
     link_node(kv, node);
     kv->node_aux[node].uses = 1;
-    if (kv->policy->insert) {
-        kv->policy->insert(&kv->lists->policy, &kv->node_aux[node].rank, depth);
-    }
+    tell_inserted(kv, node, depth);
     if (parent != KV_NONE) {
         kv_prefix_hold(kv, parent); // by a child that is not quiet
     }
@@ -417,9 +421,9 @@ uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const u
 
 void kv_prefix_link(kv_cache *kv, uint32_t node, uint32_t depth) {
     uint32_t parent = kv_prefix_parent(kv, node);
-    kv_rank *rank = &kv->node_aux[node].rank;
     if (kv_spilled(kv, node)) {
         link_node(kv, node);
+        tell_inserted(kv, node, depth);
         kv_spill_park(kv, node);
         return;
     }
@@ -428,11 +432,9 @@ void kv_prefix_link(kv_cache *kv, uint32_t node, uint32_t depth) {
     }
     link_node(kv, node);
     count_quiet(kv, node, 1);
-    if (kv->policy->insert) {
-        kv->policy->insert(&kv->lists->policy, rank, depth);
-    }
+    tell_inserted(kv, node, depth);
     if (kv->policy->release) {
-        kv->policy->release(&kv->lists->policy, rank);
+        kv->policy->release(&kv->policy_state, &kv->node_aux[node].rank);
     }
     kv_evict_add(kv, node);
 }
@@ -451,6 +453,9 @@ static void give_up_blocks(kv_cache *kv, uint32_t node, const kv_model_spec *spe
 static void free_node(kv_cache *kv, uint32_t node) {
     uint32_t model = kv_node_model(kv, node);
     const kv_led_spill was = kv->spills[node];
+    if (kv->policy->evict) {
+        kv->policy->evict(&kv->policy_state, &kv->node_aux[node].rank, kv->nodes[node].key);
+    }
     unlink_node(kv, node);
     kv_redo_begin(kv);
     kv_redo_put(kv, &kv->nodes[node].owner, 0);
@@ -480,9 +485,6 @@ void kv_prefix_remove(kv_cache *kv, uint32_t node) {
         free_node(kv, node);
         kv_model_node_gone(kv, model);
         return;
-    }
-    if (kv->policy->evict) {
-        kv->policy->evict(&kv->lists->policy, &kv->node_aux[node].rank);
     }
     kv_evict_drop(kv, node);
     count_quiet(kv, node, UINT32_MAX);
@@ -535,9 +537,6 @@ bool kv_prefix_stay(kv_cache *kv, uint32_t node) {
 
 void kv_prefix_left(kv_cache *kv, uint32_t node, const uint32_t *entries) {
     const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
-    if (kv->policy->evict) {
-        kv->policy->evict(&kv->lists->policy, &kv->node_aux[node].rank);
-    }
     kv->evictions++;
     kv->node_aux[node].uses = 0;
     for (uint32_t g = 0; g < spec->num_groups; g++) {
