@@ -14,9 +14,9 @@
 //                halves what it keeps in kv_policy_state to compare ranks with
 //
 // Each may be NULL.  None is called while the block is a candidate.  What a policy knows of a block
-// are the two words of kv_rank, of all blocks those of kv_policy_state, of blocks that are gone what
-// it keeps in past.  All start as zeros, in a restarted daemon too, which calls insert, then release
-// for each block that it finds, in no order.  Loop thread only.
+// are the two words of kv_rank, of all blocks those of kv_policy_state, of blocks that are gone
+// what it keeps in past.  All start as zeros, in a restarted daemon too, which calls insert, then
+// release for each block that it finds, in no order.  Loop thread only.
 //
 // To add a policy: a file kv_policy_<name>.c, and its line in the table of kv_policy.c.
 #ifndef ATTND_KVCACHE_KV_POLICY_H

@@ -46,7 +46,7 @@ enum {
     DEPTH_WEIGHT = 16, // of a doubling of depth, in 1/256 of a doubling of uses
     GAPS = 4096,       // that the mean is of; twice as many are halved
     SET = 8,           // entries of past
-    TIME_UNITS = 64,   // in the time in which each block could be used once
+    TIME_UNITS = 1024, // in the time in which each block could be used once
 };
 
 #define LOW_BITS  12

@@ -74,8 +74,10 @@ const srv_conf_key srv_conf_keys[] = {
      "Largest block, in tokens, that is kept so; token ids of a model with larger ones are "
      "refused.  "
      "Four bytes a token are set aside for each block."},
-    {"cache", "eviction", SRV_CONF_CHOICE, CONF(eviction), "lru", 0, 0, "lru", false,
-     "Which block that nobody uses goes first: lru, the least recently used."},
+    {"cache", "eviction", SRV_CONF_CHOICE, CONF(eviction), "lru", 0, 0, "lru reuse", false,
+     "Which block that nobody uses goes first: lru, the least recently used; reuse, the one least "
+     "likely to be used again, by how often and how lately it was, and how far from the beginning "
+     "it is."},
 
     {"compute", "device", SRV_CONF_TEXT, CONF(device), "cpu", 0, 0, NULL, false,
      "Where attention runs: cpu; or cuda:N, the GPU of that number, whose memory then holds the "

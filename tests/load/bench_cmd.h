@@ -20,5 +20,6 @@ int bench_ipc(int argc, char **argv);
 int bench_ceilings(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
 int bench_audit(int argc, char **argv);
+int bench_cache(int argc, char **argv);
 
 #endif

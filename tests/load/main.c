@@ -9,6 +9,7 @@ static const bench_cmd commands[] = {
     {"ipc", "time empty calls over NNG and ring, beside bare echoes", bench_ipc},
     {"ceilings", "measure what this machine can do at most", bench_ceilings},
     {"kernels", "time the kernels, each beside its ceiling", bench_kernels},
+    {"cache", "replay a trace's prompts against the prefix cache", bench_cache},
     {"audit", "hold every kernel's results against float64", bench_audit},
 };
 enum { NUM_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
