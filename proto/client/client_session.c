@@ -18,6 +18,7 @@ enum {
     DEFAULT_TIMEOUT_MS = 30000,
     DEFAULT_SPIN_US = 50,
     DEFAULT_RING_BYTES = 32 << 20,
+    FIRST_RETRY_MS = 2, // doubled until
     RETRY_MS = 50,
     PATH_BYTES = 256,
 };
@@ -307,9 +308,10 @@ static attnd_err link_again(attnd_client *c, uint64_t session, const uint8_t *se
                             attnd_errinfo *info) {
     uint64_t until = attnd_clock_ms() + (uint64_t)c->timeout_ms;
     attnd_err err;
-    while ((err = make_link(c, session, secret, l, info)) && may_come(err) &&
-           attnd_clock_ms() < until) {
-        sleep_ms(RETRY_MS);
+    for (long ms = FIRST_RETRY_MS; (err = make_link(c, session, secret, l, info)) &&
+                                   may_come(err) && attnd_clock_ms() < until;) {
+        sleep_ms(ms);
+        ms = ms < RETRY_MS / 2 ? 2 * ms : RETRY_MS;
     }
     return err;
 }

@@ -1,8 +1,10 @@
-// The device of a daemon that errors can be asked of, by the number of query tokens of a row:
+// The device of a daemon that errors can be asked of, when ATTND_FAULTY is in the environment, by
+// the number of query tokens of a row:
 //     FAULTY_LAUNCH  a call in front of the launch is refused; the device lives on
 //     FAULTY_LOSS    the kernel is given a block table that leads out of the arena
 //     FAULTY_MEMORY  so it is, and the memory is said to be spoilt
 // Under it lies a real GPU, or the fake one (FAULTY_FAKE).  This file stands in for srv_device.c.
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/srv_device.h"
@@ -27,7 +29,7 @@ static void lead_astray(const attn_device_buffer *b, const attn_row *row) {
 static attnd_err plan(attn_device *d, uint32_t buffer, const attn_params *p, attn_choice *choice,
                       attnd_errinfo *info) {
     is_refused[buffer] = false;
-    for (uint32_t i = 0; i < p->num_rows; i++) {
+    for (uint32_t i = 0; i < p->num_rows && getenv("ATTND_FAULTY"); i++) {
         is_refused[buffer] |= p->rows[i].q_len == FAULTY_LAUNCH;
         is_spoilt |= p->rows[i].q_len == FAULTY_MEMORY;
         if (p->rows[i].q_len == FAULTY_LOSS || p->rows[i].q_len == FAULTY_MEMORY) {

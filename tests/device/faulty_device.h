@@ -1,4 +1,5 @@
-// faulty_device.c is what it takes to ask a daemon for errors of its GPU.
+// faulty_device.c is what it takes to ask a daemon for errors of its GPU; ATTND_FAULTY must be in
+// its environment.
 #ifndef ATTND_TESTS_FAULTY_DEVICE_H
 #define ATTND_TESTS_FAULTY_DEVICE_H
 

@@ -69,9 +69,13 @@ class Systemd:
             [sys.executable, "-c", code, ATTND, "--listen", f"ipc://{self.folder}/s", *FLAGS],
             env=env, preexec_fn=child, close_fds=False, stdout=subprocess.PIPE, stderr=self.log)
         line = self.unit.stdout.readline().decode()
-        assert line.startswith("attnd ready"), (line, open(self.folder + "/log").read())
+        assert line.startswith("attnd ready"), (line, self.whole_log())
         self.log.seek(before)
         return self.log.read()
+
+    def whole_log(self):
+        with open(self.folder + "/log") as f:
+            return f.read()
 
     def stop(self):
         self.unit.send_signal(signal.SIGTERM)
@@ -95,12 +99,20 @@ def restarts(systemd):
     want = subprocess.run([DECODER, "ring", url, "3"], capture_output=True, check=True).stdout
     running = [subprocess.Popen([DECODER, how, url, "3", "25"], stdout=subprocess.PIPE)
                for how in ("ring", "nng")]
+    try:
+        restart(systemd, running, want)
+    finally:
+        for p in running:
+            p.kill()
+
+
+def restart(systemd, running, want):
     for _ in range(2):
         time.sleep(0.4)
         assert all(p.poll() is None for p in running), "a decoder ended too soon"
         systemd.stop()
         log = systemd.start()
-        assert "recovered" in log and "2 sequences" in log, log
+        assert "recovered" in log and "2 sequences" in log, (log, systemd.whole_log())
     for p in running:
         got = p.communicate(timeout=60)[0]
         assert p.returncode == 0 and got == want, (p.returncode, got, want)
@@ -161,7 +173,7 @@ def crash_loop(systemd):
             killed.add(pid)
     line = systemd.unit.stdout.readline().decode()
     assert line.startswith("attnd ready"), line
-    text = open(systemd.folder + "/log").read()
+    text = systemd.whole_log()
     assert "3 starts in a row failed: the cache is given up" in text, text
     deadline = time.time() + 5
     while time.time() < deadline and len(systemd.store) < 2:

@@ -2,6 +2,7 @@
 // asked for by the number of query tokens (tests/device).  ATTND_E2E_BINARY names the daemon:
 // attnd_fake, or attnd_faulty on a machine with a GPU.
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "proto/client/attnd.h"
@@ -104,6 +105,7 @@ static void commit(runtime *r, uint64_t step, uint32_t accepted, const uint32_t 
 
 static void begin_with(bool keeper, int which) {
     memset(&d, 0, sizeof(d));
+    setenv("ATTND_FAULTY", "1", 1);
     e2e_dir(&d);
     d.keeper = keeper;
     e2e_start(&d, flags);

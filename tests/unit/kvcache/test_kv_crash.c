@@ -5,11 +5,18 @@
 // A child runs the script over memory that it shares with the parent and exits at the store; then
 // two more children begin to recover and are stopped, too; the last recovery is the parent's.  This
 // target compiles kvcache with KV_CRASH_POINTS.
+//
+// The same with SIGKILL at random instructions: ATTND_KILLS says how often.
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvcache/kv_redo.h"
+#include "proto/clock.h"
 #include "tests/unit/kvcache/kv_fixture.h"
 #include "tests/unit/kvcache/kv_rows.h"
 
@@ -18,9 +25,9 @@ enum { SEQS = 12, ARENA_BYTES = FIX_BLOCKS * KV_BLOCK_UNIT, STOPPED = 77 };
 // Every how many stores a process is stopped: at each of them, and at some of them in recovery.
 // Sanitizers make a child many times slower, and there a sample of the stores does.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { EVERY = 7, EVERY_RECOVERED = 463 };
+enum { EVERY = 7, EVERY_RECOVERED = 463, KILLS = 100 };
 #else
-enum { EVERY = 1, EVERY_RECOVERED = 61 };
+enum { EVERY = 1, EVERY_RECOVERED = 61, KILLS = 500 };
 #endif
 
 static kv_fixture f;
@@ -390,12 +397,139 @@ START_TEST(kv_recover_may_be_stopped_at_any_store) {
 }
 END_TEST
 
+// ---- kills
+
+enum { MAX_OPS = 64, RUNS = 8, FILES = 64 };
+
+// shared is what a child tells of itself.
+typedef struct shared {
+    atomic_bool there, go; // the child is, and may begin
+    atomic_uint at;        // operation that it is at
+    atomic_uint took_us;   // all of it; 0 = it is not through
+} shared;
+
+static shared *told;
+static view views[MAX_OPS + 1]; // before operation k
+static uint64_t rng;
+
+static void run_all(uint32_t num) {
+    for (uint32_t k = 0; k < num; k++) {
+        atomic_store(&told->at, k);
+        run_op(k);
+    }
+}
+
+// mute keeps a child from Check's file, which has a line of each assertion and would be spoilt by a
+// kill in the middle of one.
+static void mute(void) {
+    int nothing = open("/dev/null", O_WRONLY);
+    for (int fd = STDERR_FILENO + 1; fd < FILES; fd++) {
+        if (fd != f.kv->fd) {
+            dup2(nothing, fd);
+        }
+    }
+}
+
+// killed_within runs a child and kills it at a random moment of the us that it takes; us 0: behind
+// its end, and it returns how long that took.
+static uint32_t killed_within(void (*run)(uint32_t k), uint32_t k, uint32_t us) {
+    *told = (shared){0};
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        mute();
+        atomic_store(&told->there, true);
+        while (!atomic_load(&told->go)) {
+            sched_yield();
+        }
+        uint64_t from = attnd_clock_us();
+        run(k);
+        atomic_store(&told->took_us, (uint32_t)(attnd_clock_us() - from) + 1);
+        pause();
+    }
+    while (!atomic_load(&told->there)) {
+        sched_yield();
+    }
+    atomic_store(&told->go, true);
+    rng = rng * UINT64_C(6364136223846793005) + 1442695040888963407;
+    uint64_t until = attnd_clock_us() + (us ? (rng >> 33) % us : UINT32_MAX);
+    while (attnd_clock_us() < until && !atomic_load(&told->took_us)) {
+    }
+    int status;
+    kill(child, SIGKILL);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "status %x", status);
+    return atomic_load(&told->took_us);
+}
+
+static uint32_t least(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static uint32_t look_at_all(void) {
+    uint32_t num = 0;
+    start();
+    do {
+        look(&views[num]);
+        ck_assert_uint_lt(num, MAX_OPS);
+    } while (run_op(num) && ++num);
+    kv_free(f.kv);
+    return num;
+}
+
+// check_killed recovers, after a child that was at operation `at` was killed.
+static bool check_killed(uint32_t at) {
+    recover();
+    look(&got);
+    ck_assert_msg(kv_check_full(f.kv, &f.info), "operation %u: %s", at, f.info.text);
+    return memcmp(&got, &views[at], sizeof(got)) == 0 ||
+           memcmp(&got, &views[at + 1], sizeof(got)) == 0 ||
+           (several(at) && seqs_between(&got, &views[at], &views[at + 1]));
+}
+
+START_TEST(kv_recover_finds_all_after_a_kill_at_any_moment) {
+    const char *wanted = getenv("ATTND_KILLS");
+    long kills = wanted ? strtol(wanted, NULL, 10) : KILLS, ended = 0;
+    map_memory();
+    told = mmap(NULL, sizeof(*told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(told, MAP_FAILED);
+    rng = attnd_clock_us();
+    uint32_t num = look_at_all();
+    uint32_t script_us = UINT32_MAX, recovery_us = UINT32_MAX;
+    for (int i = 0; i < RUNS; i++) {
+        start();
+        script_us = least(script_us, killed_within(run_all, num, 0));
+        recovery_us = least(recovery_us, killed_within(run_recovery, 0, 0));
+        kv_free(f.kv);
+    }
+    for (long i = 0; i < kills; i++) {
+        start();
+        killed_within(run_all, num, script_us + script_us / 8);
+        uint32_t at = atomic_load(&told->at);
+        ended += atomic_load(&told->took_us) > 0;
+        killed_within(run_recovery, 0, recovery_us);
+        killed_within(run_recovery, 0, recovery_us);
+        ck_assert_msg(check_killed(at), "kill %ld at operation %u", i, at);
+        kv_free(f.kv);
+    }
+    printf("kv_crash kills=%ld in scripts of %u us, %ld of them behind the end, and %ld in "
+           "recoveries of %u us\n",
+           kills, script_us, ended, 2 * kills, recovery_us);
+    munmap(told, sizeof(*told));
+    munmap(f.memory, ARENA_BYTES);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("kv_crash");
     TCase *t = tcase_create("stops");
     tcase_set_timeout(t, 110);
     tcase_add_test(t, kv_recover_finds_all_after_a_stop_at_any_store);
     tcase_add_test(t, kv_recover_may_be_stopped_at_any_store);
+    TCase *kills = tcase_create("kills");
+    tcase_set_timeout(kills, 1000);
+    tcase_add_test(kills, kv_recover_finds_all_after_a_kill_at_any_moment);
+    suite_add_tcase(s, kills);
     suite_add_tcase(s, t);
     return s;
 }
