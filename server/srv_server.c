@@ -608,9 +608,9 @@ static void say_ready(const server *s) {
              (double)s->arena.bytes / (1 << 30), pages[s->arena.pages], s->backend->device,
              s->backend->name[0] ? " " : "", s->backend->name, s->backend->kernels);
     attnd_log(ATTND_LOG_INFO, "server", "attnd %s serves: %s", ATTND_VERSION, status);
+    srv_notify_ready(status); // first: whoever has read the line knows that the keeper knows
     printf("attnd ready: %s (administration %s)\n", s->core.conf.listen, s->urls.admin);
     fflush(stdout);
-    srv_notify_ready(status);
 }
 
 static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
