@@ -110,7 +110,7 @@ static void derive_sizes(kv_cache *kv) {
     kv->free_sums = (kv->free_words + 63) / 64;
     kv->redo_cap = kv_redo_writes(o->max_step_seqs);
     kv->key_buckets = 1;
-    while (kv->key_buckets <= o->prefix_blocks / 2) {
+    while (kv->key_buckets <= o->prefix_blocks / 4) {
         kv->key_buckets *= 2;
     }
     kv->key_mask = UINT32_MAX;

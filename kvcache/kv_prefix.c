@@ -359,7 +359,7 @@ static void make_node(kv_cache *kv, uint32_t node, const kv_led_node *live,
 // join makes a node that is there the chain of a sequence; a spilled one gets its blocks.
 static void join(kv_cache *kv, uint32_t node, const uint32_t *entries, uint32_t seq_idx) {
     const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
-    const kv_led_spill was = kv->spills[node];
+    const kv_led_spill was = kv_spilled(kv, node) ? kv->spills[node] : (kv_led_spill){0};
     kv_prefix_hold(kv, node);
     kv_redo_begin(kv);
     put_chain(kv, seq_idx, node, kv->nodes[node].generation);
@@ -452,7 +452,7 @@ static void give_up_blocks(kv_cache *kv, uint32_t node, const kv_model_spec *spe
 // free_node makes a node free that is in no list any more.
 static void free_node(kv_cache *kv, uint32_t node) {
     uint32_t model = kv_node_model(kv, node);
-    const kv_led_spill was = kv->spills[node];
+    const kv_led_spill was = kv_spilled(kv, node) ? kv->spills[node] : (kv_led_spill){0};
     if (kv->policy->evict) {
         kv->policy->evict(&kv->policy_state, &kv->node_aux[node].rank, kv->nodes[node].key);
     }

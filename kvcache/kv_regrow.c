@@ -71,7 +71,8 @@ static bool is_good(const regrowing *r, uint32_t node) {
     const kv_led_node *n = &kv->nodes[node];
     uint32_t model = kv_node_model(kv, node), parent = kv_prefix_parent(kv, node);
     const kv_model_spec *spec = kv_model_get(kv, model);
-    if (!spec || kv_prefix_can(kv, spec, NULL) || kv->spills[node].groups >> spec->num_groups ||
+    if (!spec || kv_prefix_can(kv, spec, NULL) ||
+        (kv_spilled(kv, node) && kv->spills[node].groups >> spec->num_groups) ||
         (parent != KV_NONE && kv_spilled(kv, parent) && !kv_spilled(kv, node)) ||
         (parent != KV_NONE && (kv->nodes[parent].generation != n->parent_generation ||
                                kv_node_model(kv, parent) != model)) ||

@@ -94,7 +94,7 @@ static void put_spill(kv_cache *kv, uint32_t node, kv_led_spill spill) {
 }
 
 void kv_spill_leave(kv_cache *kv, uint32_t node) {
-    if (kv->spills[node].tier) {
+    if (kv_spilled(kv, node)) {
         put_spill(kv, node, (kv_led_spill){0});
     }
 }

@@ -28,9 +28,11 @@
 
 #define KV_SPILL_LOST UINT32_MAX // in kv_led_spill.tier: there is no image any more
 
-// kv_spilled says whether a live node's blocks are in a tier.
+// kv_spilled says whether a live node's blocks are in a tier.  A node with a block of group 0 has
+// none there: its record of the spill is not even looked at, so where nothing is spilled it takes
+// no memory.
 static inline bool kv_spilled(const kv_cache *kv, uint32_t node) {
-    return kv->spills[node].tier != 0;
+    return kv->nodes[node].entry == KV_NONE && kv->spills[node].tier != 0;
 }
 
 typedef enum kv_spill_how {

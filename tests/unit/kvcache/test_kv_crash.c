@@ -1,6 +1,7 @@
 // Stops kvcache before every single store of a scripted run, as a kill -9 would, and recovers what
 // is left: it must be what there was before the operation, or what there is after it, to the byte
-// of every committed row; never anything between; and the books must balance.
+// of every committed row; never anything between; and the books must balance.  A node of the prefix
+// tree that is there must have the rows of its token ids; a commit makes nodes one by one.
 //
 // A child runs the script over memory that it shares with the parent and exits at the store; then
 // two more children begin to recover and are stopped, too; the last recovery is the parent's.  This
@@ -27,12 +28,14 @@ enum { SEQS = 12, ARENA_BYTES = FIX_BLOCKS * KV_BLOCK_UNIT, STOPPED = 77 };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { EVERY = 7, EVERY_RECOVERED = 463, KILLS = 100 };
 #else
-enum { EVERY = 1, EVERY_RECOVERED = 61, KILLS = 500 };
+enum { EVERY = 1, EVERY_RECOVERED = 97, KILLS = 500 };
 #endif
 
 static kv_fixture f;
 static uint64_t seqs[SEQS], other, step;
-static uint32_t two; // a model of two groups
+static uint32_t two;  // a model of two groups
+static uint32_t tree; // another, whose prefixes are cached
+static uint32_t ids[16];
 static uint32_t next_token;
 static long stores, stop_at = -1;
 
@@ -83,6 +86,33 @@ static void commit(uint32_t a, uint32_t b) {
     uint32_t num, model, accepted[2] = {a, b};
     kv_step_get(f.kv, 0, step, &num, &model);
     ATTND_CK_OK(kv_step_commit(f.kv, fix_rq(&f), step, accepted, num, &f.info));
+}
+
+// open_ids opens a step of tokens first, first + 1 ... and writes the rows that are not found.
+static void open_ids(uint32_t a, uint32_t first, uint32_t num, uint32_t cached) {
+    kv_step_seq in = {.seq = seqs[a], .new_len = num, .tokens = ids};
+    const kv_model_spec *spec = kv_model_get(f.kv, tree);
+    const kv_copy *copies;
+    uint32_t num_copies, entries;
+    bool may_wait;
+    for (uint32_t i = 0; i < 16; i++) {
+        ids[i] = first + i;
+    }
+    ATTND_CK_OK(kv_step_open(f.kv, fix_rq(&f), tree, &in, 1, &step, &copies, &num_copies, &may_wait,
+                             &f.info));
+    ck_assert_uint_eq(in.cached, cached);
+    ATTND_CK_OK(kv_copy_run(f.kv, copies, num_copies, NULL));
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        const uint32_t *table = kv_step_table(f.kv, step, 0, g, &entries);
+        for (uint32_t t = cached; t < num; t++) {
+            rows_write(spec, g, f.memory, table, in.committed + t, ids[t]);
+        }
+    }
+}
+
+static void commit_ids(uint32_t accepted) {
+    const uint32_t *tokens = ids;
+    ATTND_CK_OK(kv_step_commit_ids(f.kv, fix_rq(&f), step, &accepted, &tokens, 1, &f.info));
 }
 
 static void fork_of(uint32_t from, uint32_t to) {
@@ -180,6 +210,49 @@ static bool run_op(uint32_t k) {
     case 34:
         move_rows(0, (const uint32_t[]){1, 3, 4, 8}, 4);
         return commit(4, 2), true;
+    case 35:
+        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), tree, &seqs[6], &f.info));
+        return true;
+    case 36:
+        return open_ids(6, 1000, 14, 0), true;
+    case 37: // three nodes
+        return commit_ids(14), true;
+    case 38: // of which the third block has two tokens
+        ATTND_CK_OK(kv_seq_truncate(f.kv, fix_rq(&f), seqs[6], 10, &f.info));
+        return true;
+    case 39: // copies the block, since it is a node's
+        return open_ids(6, 2000, 3, 0), true;
+    case 40: // another node beside the third
+        return commit_ids(3), true;
+    case 41:
+        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), tree, &seqs[7], &f.info));
+        return true;
+    case 42: // finds two blocks, and three rows of one
+        return open_ids(7, 1000, 12, 11), true;
+    case 43:
+        return commit_ids(12), true;
+    case 44:
+        return fork_of(7, 8), true;
+    case 45:
+        return open_ids(8, 3000, 5, 0), true;
+    case 46:
+        return commit_ids(5), true;
+    case 47:
+        ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), seqs[6], &f.info));
+        return true;
+    case 48: // its last node goes
+        ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), seqs[8], &f.info));
+        return true;
+    case 49: { // so many blocks that some of those that nobody uses go
+        kv_info info;
+        kv_get_info(f.kv, &info);
+        ATTND_CK_OK(kv_tenant_set(f.kv, "t", info.in_use + info.cached, &f.tenant));
+        return true;
+    }
+    case 50:
+        return open_ids(7, 4000, 5, 0), true;
+    case 51:
+        return commit_ids(4), true;
     default:
         return false;
     }
@@ -190,8 +263,15 @@ static bool several(uint32_t k) {
     return k == 21;
 }
 
+static kv_opts options(void) {
+    kv_opts opts = fix_opts();
+    opts.prefix_blocks = 32;
+    opts.prefix_block_tokens = FIX_BLOCK_TOKENS;
+    return opts;
+}
+
 static void start(void) {
-    const kv_opts opts = fix_opts();
+    const kv_opts opts = options();
     kv_model_spec spec = fix_spec("two", 0);
     f = (kv_fixture){.next_request = 1, .memory = f.memory};
     next_token = 0;
@@ -203,13 +283,16 @@ static void start(void) {
     spec.num_groups = 2;
     spec.groups[1] = (kv_group_spec){2, 1, 32, 16, 3, -1}; // 288 bytes: two units
     ATTND_CK_OK(kv_model_open(f.kv, &spec, &two, &f.info));
+    spec.name[0] = 'T';
+    spec.groups[1].block_tokens = FIX_BLOCK_TOKENS; // 384 bytes: two units, too
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &tree, &f.info));
     ATTND_CK_OK(kv_session_open(f.kv, f.tenant, (const uint8_t[KV_SECRET_BYTES]){1}, &f.session));
 }
 
 // ---- what a restart would see
 
 typedef struct view {
-    kv_led_seq seqs[SEQS]; // all zero when not live; old_last left out
+    kv_led_seq seqs[SEQS]; // all zero when not live; old_last and place in the tree left out
     uint64_t rows[SEQS];   // a hash of the committed rows
     kv_led_session sessions[2];
     uint32_t quota;
@@ -251,6 +334,9 @@ static void look(view *out) {
         if (s->state == KV_LIVE) {
             out->seqs[i] = *s;
             memset(out->seqs[i].old_last, 0, sizeof(s->old_last));
+            out->seqs[i].known = out->seqs[i].chain = out->seqs[i].chain_generation = 0;
+            out->seqs[i].tail_half = 0;
+            out->seqs[i].tail_sum = 0;
             out->rows[i] = hash_group(hash_group(1, i, 0), i, 1);
         }
     }
@@ -258,9 +344,24 @@ static void look(view *out) {
     out->quota = f.kv->tenants[0].quota_blocks;
 }
 
+// check_nodes says whether each node has the rows of its ids.
+static bool check_nodes(void) {
+    const kv_model_spec *spec = kv_model_get(f.kv, tree);
+    for (uint32_t i = 0; i < 32; i++) {
+        for (uint32_t at = 0; f.kv->nodes[i].owner && at < 2 * FIX_BLOCK_TOKENS; at++) {
+            uint32_t g = at % 2, t = at / 2;
+            if (!rows_right(spec, g, f.memory, kv_node_entry(f.kv, i, g), t,
+                            kv_node_ids(f.kv, i)[t])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 // recover goes on with what another process left.
 static void recover(void) {
-    const kv_opts opts = fix_opts();
+    const kv_opts opts = options();
     kv_recovered found;
     int fd = dup(f.kv->fd);
     kv_free(f.kv);
@@ -268,6 +369,8 @@ static void recover(void) {
     ck_assert_uint_eq(found.bad_units, 0);
     ck_assert(!found.bad_record);
     ck_assert_uint_eq(found.lost_models + found.lost_sessions + found.lost_seqs, 0);
+    ck_assert_uint_eq(found.lost_prefix_blocks, 0);
+    ck_assert(check_nodes());
 }
 
 // ended_at runs a child that is stopped at its store number at; true when it was.
@@ -523,7 +626,7 @@ END_TEST
 static Suite *suite(void) {
     Suite *s = suite_create("kv_crash");
     TCase *t = tcase_create("stops");
-    tcase_set_timeout(t, 110);
+    tcase_set_timeout(t, 240);
     tcase_add_test(t, kv_recover_finds_all_after_a_stop_at_any_store);
     tcase_add_test(t, kv_recover_may_be_stopped_at_any_store);
     TCase *kills = tcase_create("kills");

@@ -125,6 +125,54 @@ START_TEST(kv_ledger_costs_at_most_64_bytes_a_block) {
 }
 END_TEST
 
+enum { CACHED_BLOCKS = 1 << 17, CACHED_SEQS = 8, CACHED_TOKENS = 16 };
+
+// bytes_of_cached fills a cache of CACHED_BLOCKS blocks, with token ids or without, and returns how
+// much memory its ledger takes.
+static uint64_t bytes_of_cached(bool with_ids) {
+    kv_opts opts = fix_opts();
+    const uint32_t num = CACHED_BLOCKS / CACHED_SEQS * CACHED_TOKENS;
+    kv_fixture f = {.next_request = 1};
+    opts.slab_bytes = 1 << 20;
+    opts.max_blocks = opts.prefix_blocks = CACHED_BLOCKS;
+    opts.max_seq_blocks = CACHED_BLOCKS / CACHED_SEQS;
+    opts.prefix_block_tokens = CACHED_TOKENS;
+    f.arena = (kv_arena){.bytes = (uint64_t)CACHED_BLOCKS << 10, .fd = -1, .on_device = true};
+    ATTND_CK_OK(kv_create(&f.kv, &f.arena, &opts, &f.info));
+    ATTND_CK_OK(kv_tenant_set(f.kv, "t", 0, &f.tenant));
+    kv_model_spec spec = fix_spec("m", f.tenant);
+    spec.groups[0].block_tokens = CACHED_TOKENS;
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &f.model, &f.info));
+    ATTND_CK_OK(kv_session_open(f.kv, f.tenant, (const uint8_t[KV_SECRET_BYTES]){0}, &f.session));
+    uint32_t *ids = malloc(num * sizeof(*ids));
+    for (uint32_t s = 0; s < CACHED_SEQS; s++) {
+        uint64_t step;
+        bool may_wait;
+        const uint32_t *tokens = with_ids ? ids : NULL;
+        for (uint32_t i = 0; i < num; i++) {
+            ids[i] = s * num + i;
+        }
+        ATTND_CK_OK(fix_step(&f, fix_seq(&f), num, 0, &step, &may_wait));
+        ATTND_CK_OK(kv_step_commit_ids(f.kv, fix_rq(&f), step, &num, &tokens, 1, &f.info));
+    }
+    free(ids);
+    kv_info info;
+    struct stat st;
+    kv_get_info(f.kv, &info);
+    ck_assert_uint_eq(info.prefix_blocks, with_ids ? CACHED_BLOCKS : 0);
+    ck_assert_int_eq(fstat(f.kv->fd, &st), 0);
+    kv_free(f.kv);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+START_TEST(a_cached_block_costs_at_most_64_bytes_more_and_its_ids) {
+    uint64_t ids = UINT64_C(4) * CACHED_TOKENS * CACHED_BLOCKS;
+    uint64_t more = bytes_of_cached(true) - bytes_of_cached(false) - ids;
+    printf("kv_ledger bytes a cached block=%.1f\n", (double)more / CACHED_BLOCKS);
+    ck_assert_uint_le(more, UINT64_C(64) * CACHED_BLOCKS);
+}
+END_TEST
+
 static void expect_named(kv_fault *fault, const char *name) {
     const kv_arena arena = {.bytes = FIX_BLOCKS * KV_BLOCK_UNIT, .fd = -1, .on_device = true};
     kv_opts opts = fix_opts();
@@ -157,6 +205,7 @@ static Suite *suite(void) {
     tcase_add_test(t, kv_ledger_is_sealed_and_says_what_it_is);
     tcase_add_test(t, kv_ledger_holds_no_pointer);
     tcase_add_test(t, kv_ledger_costs_at_most_64_bytes_a_block);
+    tcase_add_test(t, a_cached_block_costs_at_most_64_bytes_more_and_its_ids);
     tcase_add_test(t, kv_ledger_failing_system_call_is_named);
     suite_add_tcase(s, t);
     return s;
