@@ -77,7 +77,7 @@ static void sleep_us(uint32_t us) {
 
 static void start(char *const *flags) {
     static const char *const ours[] = {
-        "--set", "cache.memory=16MiB",      "--set", "cache.slab=1MiB",
+        "--set", "cache.memory=2MiB",       "--set", "cache.slab=256KiB",
         "--set", "cache.max_sequences=64",  "--set", "cache.max_blocks=4096",
         "--set", "cache.max_seq_blocks=64", "--set", "limits.connections=8",
         "--set", "limits.in_flight=8",      "--set", "limits.rings=32",
@@ -284,17 +284,18 @@ static void report(double seconds) {
         all.losses += c->losses;
         all.repeated += c->repeated;
         all.made += c->made;
+        all.cached += c->cached;
         all.seqs += c->seqs;
         all.rows += c->rows;
     }
     printf("kills %llu, %llu of them in recovery | %.1f a second | changes %llu | losses %llu | "
-           "commits asked again %llu, of which %llu had counted | sequences looked at %llu, rows "
-           "%llu | violations 0\n",
+           "commits asked again %llu, of which %llu had counted | tokens found in the prefix cache "
+           "%llu | sequences looked at %llu, rows %llu | violations 0\n",
            (unsigned long long)st.kills, (unsigned long long)st.in_recovery,
            (double)st.kills / seconds, (unsigned long long)all.calls,
            (unsigned long long)all.losses, (unsigned long long)all.repeated,
-           (unsigned long long)all.made, (unsigned long long)all.seqs,
-           (unsigned long long)all.rows);
+           (unsigned long long)all.made, (unsigned long long)all.cached,
+           (unsigned long long)all.seqs, (unsigned long long)all.rows);
 }
 
 static void end(void) {

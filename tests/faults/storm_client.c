@@ -19,7 +19,10 @@ enum {
     BLOCK = 16,
     SEQS = 6,
     MAX_LEN = 80,
-    MAX_NEW = 12,
+    MAX_NEW = 40,
+    CHUNK = 12,      // most new tokens of a step
+    PROMPTS = 4,     // that sequences begin with again and again
+    MIN_PROMPT = 18, // tokens, to MAX_NEW
     STEP_SEQS = 3,
     MAX_ROWS = SEQS * MAX_LEN,
     CALLS_OF_AN_OP = 4,
@@ -56,7 +59,7 @@ struct storm_client {
     attnd_errinfo info;
     uint32_t model;
     uint64_t rng;
-    uint32_t next_token;
+    uint32_t next_token, prompts; // the first token of each
     seq seqs[SEQS];
     doubt doubt;
     storm_counts counts;
@@ -375,12 +378,13 @@ typedef struct fresh {
     uint64_t step;
     uint32_t num, rows;
     attnd_step_seq in[STEP_SEQS];
+    uint32_t tokens[STEP_SEQS][MAX_NEW];
     uint64_t masks[STEP_SEQS][MAX_NEW];
     doubt commit;
 } fresh;
 
 // grow_tree hangs every row on an earlier one, or on none, and accepts the way to a random row.
-static void grow_tree(storm_client *s, fresh *f, uint32_t n, const uint32_t *tokens) {
+static void grow_tree(storm_client *s, fresh *f, uint32_t n) {
     uint32_t parent[MAX_NEW], way[MAX_NEW], len = 0;
     change *c = &f->commit.changes[f->num];
     for (uint32_t r = 0; r < n; r++) {
@@ -397,45 +401,73 @@ static void grow_tree(storm_client *s, fresh *f, uint32_t n, const uint32_t *tok
     c->num = len;
     for (uint32_t i = 0; i < len; i++) {
         c->path[i] = way[len - 1 - i];
-        c->tokens[i] = tokens[c->path[i]];
+        c->tokens[i] = f->tokens[f->num][c->path[i]];
     }
     f->in[f->num].tree_mask = f->masks[f->num];
     f->commit.accept[f->num] = (attnd_accept){.accepted = len, .num_path = len, .path = c->path};
 }
 
-// plan_seq adds sequence i to the step, with n new tokens.
-static void plan_seq(storm_client *s, fresh *f, uint32_t i, uint32_t n) {
-    uint32_t *tokens = s->row_tokens + f->rows;
-    change *c = &f->commit.changes[f->num];
+// take_prompt begins a sequence as others did; returns how many tokens long.
+static uint32_t take_prompt(storm_client *s, uint32_t tokens[MAX_NEW]) {
+    uint32_t n = MIN_PROMPT + below(s, MAX_NEW - MIN_PROMPT + 1), prompt = below(s, PROMPTS);
     for (uint32_t r = 0; r < n; r++) {
-        tokens[r] = s->next_token++;
+        tokens[r] = s->prompts + prompt * MAX_NEW + r;
+    }
+    return n;
+}
+
+// plan_seq adds sequence i of len tokens to the step.  A tree's tokens are nobody's prefix.
+static void plan_seq(storm_client *s, fresh *f, uint32_t i, uint32_t len) {
+    uint32_t *tokens = f->tokens[f->num], n = 0;
+    change *c = &f->commit.changes[f->num];
+    if (len == 0 && below(s, 2)) {
+        n = take_prompt(s, tokens);
+    }
+    for (uint32_t chunk = n ? n : 1 + below(s, CHUNK); n < chunk; n++) {
+        tokens[n] = s->next_token++;
     }
     c->seq = i;
     f->in[f->num] = (attnd_step_seq){.seq = s->seqs[i].handle, .new_len = n};
-    if (below(s, 4) == 0) {
-        grow_tree(s, f, n, tokens);
+    if (n <= CHUNK && below(s, 4) == 0) {
+        grow_tree(s, f, n);
     } else {
         c->num = below(s, 3) ? n : below(s, n + 1);
-        memcpy(c->tokens, tokens, c->num * sizeof(*tokens));
+        memcpy(c->tokens, tokens, n * sizeof(*tokens));
         f->commit.accept[f->num] = (attnd_accept){.accepted = c->num};
+        f->in[f->num].tokens = below(s, 8) ? tokens : NULL;
     }
-    f->rows += n;
     f->num++;
+}
+
+// settle_rows makes the step's rows what was not found in the prefix cache.
+static void settle_rows(storm_client *s, fresh *f) {
+    f->rows = 0;
+    for (uint32_t i = 0; i < f->num; i++) {
+        const attnd_step_seq *in = &f->in[i];
+        change *c = &f->commit.changes[i];
+        uint32_t num = in->new_len - in->cached;
+        memcpy(s->row_tokens + f->rows, f->tokens[i] + in->cached, num * sizeof(*c->tokens));
+        f->rows += num;
+        s->counts.cached += in->cached;
+        if (c->num < in->cached) { // they count, whatever else does
+            c->num = f->commit.accept[i].accepted = in->cached;
+        }
+    }
 }
 
 // plan makes a step of one to three sequences that have room, whose lengths are what s->doubt's
 // commit makes of them; false when there are none.
 static bool plan(storm_client *s, fresh *f) {
     uint32_t first = below(s, SEQS), want = 1 + below(s, STEP_SEQS);
-    f->num = f->rows = 0;
+    f->num = 0;
     f->commit = (doubt){.kind = COMMIT};
     for (uint32_t n = 0; n < SEQS && f->num < want; n++) {
         uint32_t i = (first + n) % SEQS, len = s->seqs[i].len;
         for (uint32_t d = 0; s->doubt.kind == COMMIT && d < s->doubt.num; d++) {
             len += s->doubt.changes[d].seq == i ? s->doubt.changes[d].num : 0;
         }
-        if (s->seqs[i].handle && len + MAX_NEW <= MAX_LEN) {
-            plan_seq(s, f, i, 1 + below(s, MAX_NEW));
+        if (s->seqs[i].handle && len + CHUNK <= MAX_LEN) {
+            plan_seq(s, f, i, len);
         }
     }
     f->commit.num = f->num;
@@ -466,6 +498,7 @@ static attnd_err begin(storm_client *s, fresh *f) {
             return wrong(s, "a step begins behind %u tokens, not %u", f->in[i].committed, want);
         }
     }
+    settle_rows(s, f);
     return attend(s, f->step, f->rows, true);
 }
 
@@ -562,6 +595,7 @@ storm_client *storm_client_open(const char *url, attnd_transport transport, uint
     }
     s->rng = mix(seed * 64 + index + 1) | 1;
     s->next_token = index << 28;
+    s->prompts = s->next_token + (1 << 27);
     if (attnd_connect(&s->client, url, &opts, info) || !open_model(s, index, info)) {
         storm_client_close(s);
         return NULL;

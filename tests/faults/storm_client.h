@@ -1,5 +1,6 @@
-// storm_client is a client in a storm of kills: it makes, appends to (also trees of tokens), forks,
-// truncates and frees sequences at random, knows every token that each must hold, and looks.
+// storm_client is a client in a storm of kills: it makes, appends to (also trees of tokens, and
+// prompts that are in the prefix cache), forks, truncates and frees sequences at random, knows
+// every token that each must hold, and looks.
 //
 // Looking.  A token is a number; its K is a word of 64 signs and its V 64 values, made of that
 // number and the layer.  A query with the signs of token i meets its K with 64 times the score
@@ -24,6 +25,7 @@ typedef struct storm_counts {
     uint64_t calls;                  // that changed something
     uint64_t losses;                 // of the connection
     uint64_t made, unmade, repeated; // calls in flight that had been made, or not; commits asked
+    uint64_t cached;                 // tokens that were found in the prefix cache
     uint64_t seqs, rows;             // that were looked at
 } storm_counts;
 
