@@ -3,6 +3,7 @@
 # FlashAttention-2, with what DRAM moved; the ratios come last.  Full figures are under build/gpu (or
 # $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
+#     tests/gpu.sh model [CELL ...]  a whole model step, attnd in process beside SDPA
 # It takes nvcc and CMake, and for the daemon and the benchmark the libraries of
 # deploy/install-deps.sh.  What does not build here may come from elsewhere: ATTND_BUILD names a
 # folder that attnd was built in, of which everything found is taken, with shared libraries in its
@@ -47,6 +48,17 @@ make_targets() {
         exit 1
     fi
 }
+
+# gpu.sh model [CELL ...] times a whole model step beside SDPA (tests/model/bench_model.py).
+if [ "${1:-}" = model ]; then
+    shift
+    daemon=$(place attnd) || { echo "gpu.sh model: build attnd, attnd_shared and attn_shared first"; exit 1; }
+    parts=$(dirname "$daemon")
+    export ATTND_LIBRARY=$parts/proto/libattnd.so ATTND_ENGINES=$parts/attention/libattn.so
+    PYTHONPATH=$PWD/proto/python/src own timeout 300 python3 tests/model/bench_model.py "$parts" "$@" 2>&1 |
+        tee "$out/model.txt"
+    exit "${PIPESTATUS[0]}"
+fi
 
 say "build"
 if [ -z "$given" ] && pkg-config --exists libuv libcjson inih libxxhash check; then

@@ -123,6 +123,10 @@ class Client:
     MiB.  spin_us: how long a call that waits on a ring watches it before it sleeps, 0 = not at all.
     session re-attaches an earlier one (Client.session).
 
+    engine: "cpu" or "cuda", to attend in this process, over the daemon's arena in host memory or on
+    a GPU, when the daemon's server.in_process_uids names this user; on a GPU by attnd.torch.  Whoever
+    may, can read and destroy what every tenant has cached.  engine_threads: of "cpu", 0 = all.
+
     Every method may be called from any thread, also at the same time.  A call that waits lets other
     threads run; in asyncio, use asyncio.to_thread.  A child of fork has no client of its parent's.
 
@@ -140,6 +144,8 @@ class Client:
         ring_bytes: int = 0,
         spin_us: Optional[int] = None,
         session: Optional[Session] = None,
+        engine: Optional[str] = None,
+        engine_threads: int = 0,
     ) -> None:
         if transport not in _lib.TRANSPORTS:
             raise make_error(ErrorCode.EINVAL, "transport", f"{transport!r} is no transport")
@@ -151,6 +157,10 @@ class Client:
             ring_bytes=unsigned("ring_bytes", ring_bytes, 2**63),
             spin_us=0 if spin_us is None else unsigned("spin_us", spin_us, 2**31 - 1) or -1,
         )
+        self.engine = engine
+        if engine is not None:
+            opts.engine = _lib.engine(engine)
+            opts.engine_threads = unsigned("engine_threads", engine_threads, 2**31 - 1)
         if session is not None:
             opts.session = unsigned("session", session.id, 2**64 - 1)
             opts.secret[:] = exact_bytes("secret", session.secret, 16)

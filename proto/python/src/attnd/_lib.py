@@ -13,7 +13,7 @@ from ctypes import c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, List, Tuple
 
-from ._errors import Error, make_error
+from ._errors import Error, ErrorCode, make_error
 
 
 class ErrInfo(Structure):
@@ -35,6 +35,8 @@ class ConnectOpts(Structure):
         ("spin_us", c_int32),
         ("session", c_uint64),
         ("secret", c_uint8 * 16),
+        ("engine", c_void_p),
+        ("engine_threads", c_int32),
     ]
 
 
@@ -160,6 +162,7 @@ class AttendArgs(Structure):
         ("partial", c_bool),
         ("block_mask", POINTER(BlockMaskArgs)),
         ("buffers", POINTER(BuffersStruct)),
+        ("stream", c_void_p),
         ("request", POINTER(c_uint64)),
     ]
 
@@ -218,6 +221,7 @@ _CALLS: List[Tuple[str, List[Any]]] = [
     ("buffers_create", [_P, POINTER(POINTER(BuffersStruct)), c_uint32, c_uint32, c_uint32, c_bool,
                         _INFO]),
     ("step_commit", [_P, c_uint64, POINTER(Accept), c_uint32, c_void_p, _INFO]),
+    ("step_replay", [_P, c_uint64, c_uint64, c_void_p, _INFO]),
     ("step_cancel", [_P, c_uint64, _INFO]),
     ("cancel", [_P, c_uint64, _INFO]),
     ("decode", _ATTEND1),
@@ -256,6 +260,22 @@ def _load() -> ctypes.CDLL:
 
 
 lib = _load()
+
+
+def engine(name: str) -> int:
+    """engine returns the address of an engine of libattn, which is looked for as $ATTND_ENGINES,
+    beside libattnd, and in the system."""
+    beside = Path(lib._name).with_name("libattn.so")
+    own = str(beside) if beside.exists() else "libattn.so.0"
+    try:
+        library = ctypes.CDLL(os.environ.get("ATTND_ENGINES") or own)
+        make = getattr(library, "attn_engine_" + name)
+    except (OSError, AttributeError) as e:
+        raise make_error(ErrorCode.ENOTSUP, "engine", f"{e}; $ATTND_ENGINES may name libattn.so") \
+            from e
+    make.argtypes = []
+    make.restype = c_void_p
+    return int(make())
 
 
 def error_of(code: int, info: ErrInfo) -> Error:

@@ -368,6 +368,8 @@ class Step:
         Each layer once, in any order; once more before the commit computes the same again.
         """
         self._must_be_open()
+        if self._client.engine == "cuda":
+            raise invalid("q", "in process on a GPU attnd.torch attends")
         keep: List[Any] = []
         if buffers is None:
             given = Given(q, k, v, out, lse)

@@ -1,0 +1,56 @@
+"""Attention in this process, over the daemon's arena."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, List
+
+import attnd
+import numpy as np
+import pytest
+from conftest import BUILD, Daemon
+
+ENGINES = BUILD / "attention/libattn.so"
+needs_engines = pytest.mark.skipif(not ENGINES.exists(), reason="no libattn.so")
+
+
+def talk(client: attnd.Client) -> List[Any]:
+    rng = np.random.default_rng(1)
+    model = client.open_model("m", layers=2, q_heads=4, kv_heads=2, head_dim=16, dtype="f32")
+    seq = model.sequence()
+    outs = []
+    for rows in (20, 1, 1, 3):
+        with client.step([seq.append(rows)], deadline=5.0) as step:
+            for layer in range(2):
+                q, k, v = (rng.standard_normal((rows, h, 16), dtype=np.float32) for h in (4, 2, 2))
+                outs.append(step.attend(layer, q, k, v))
+            step.commit()
+    return outs
+
+
+@needs_engines
+def test_outputs_have_the_bits_of_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTND_ENGINES", str(ENGINES))
+    daemon = Daemon("--set", "cache.memory=64MiB", "--set", "compute.deterministic=on", "--set",
+                    f"server.in_process_uids={os.getuid()}")
+    with attnd.connect(daemon.url) as there, attnd.connect(daemon.url, engine="cpu") as here:
+        for a, b in zip(talk(there), talk(here)):
+            assert np.array_equal(a, b)
+    daemon.remove()
+
+
+@needs_engines
+def test_who_is_not_named_gets_no_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTND_ENGINES", str(ENGINES))
+    daemon = Daemon("--set", "cache.memory=64MiB")
+    with pytest.raises(attnd.Error) as e:
+        attnd.connect(daemon.url, engine="cpu")
+    assert e.value.code == attnd.ErrorCode.EPERM and e.value.field == "engine"
+    daemon.remove()
+
+
+def test_an_engine_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTND_ENGINES", "/nonexistent/libattn.so")
+    with pytest.raises(attnd.Error) as e:
+        attnd.connect("ipc:///nonexistent/s", engine="cpu")
+    assert e.value.code == attnd.ErrorCode.ENOTSUP and e.value.field == "engine"
