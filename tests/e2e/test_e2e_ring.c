@@ -109,8 +109,8 @@ START_TEST(a_bad_request_for_a_ring_says_why) {
     struct {
         proto_attach ask;
         attnd_err err;
-    } bad[10];
-    for (int i = 0; i < 10; i++) {
+    } bad[12];
+    for (int i = 0; i < 12; i++) {
         bad[i].ask = good;
         bad[i].err = ATTND_EINVAL;
     }
@@ -124,7 +124,10 @@ START_TEST(a_bad_request_for_a_ring_says_why) {
     bad[7].ask.secret[15] = 1; // without a session
     bad[8].ask.data_bytes = UINT64_MAX, bad[8].err = ATTND_EMSGSIZE;
     bad[9].ask.session = 0x1234, bad[9].err = ATTND_ESTALE;
-    for (int i = 0; i < 10; i++) {
+    bad[10].ask.flags = PROTO_ATTACH_ARENA, bad[10].err = ATTND_EPERM; // nobody may have it here
+    bad[11].ask.flags = PROTO_ATTACH_ARENA;
+    bad[11].ask.session = 0x1234; // a ring that joins gets none
+    for (int i = 0; i < 12; i++) {
         ring_client r;
         ck_assert(ring_client_connect(&r, attach_path));
         ATTND_CK_ERR(ring_client_ask(&r, &bad[i].ask), bad[i].err);

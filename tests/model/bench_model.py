@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LAYERS, HIDDEN, Q_HEADS, KV_HEADS, DIM, FFN, VOCAB = 32, 4096, 32, 8, 128, 14336, 128256
 THETA = 500000.0
-WARM, TOKENS, REPS = 5, 24, 7
+WARM, TOKENS, REPS = 5, 20, 5
 CELLS = ["1x1024", "8x1024", "32x1024", "64x1024", "128x1024",
          "1x8192", "8x8192", "32x8192", "64x8192"]
 INV_FREQ = [THETA ** (-2 * i / DIM) for i in range(DIM // 2)]
@@ -137,10 +137,10 @@ class Sdpa:
 
 class Attnd:
     def __init__(self, model, client, batch, kv_len):
-        rope = attnd.Rope(INV_FREQ)
         self.client, self.kv_len = client, kv_len
         self.model = client.open_model("llama-3-8b", layers=LAYERS, q_heads=Q_HEADS,
-                                       kv_heads=KV_HEADS, head_dim=DIM, dtype="bf16", rope=rope)
+                                       kv_heads=KV_HEADS, head_dim=DIM, dtype="bf16",
+                                       layer=attnd.Layer(rope=attnd.Rope(INV_FREQ)))
         self.seqs = [self.model.sequence() for _ in range(batch)]
         self.start = kv_len - WARM - TOKENS // 2
         self.fill(kv_len)
@@ -199,7 +199,7 @@ class Daemon:
         self.process = subprocess.Popen(
             [f"{build}/attnd", "--no-keeper", "--listen", url, "--device", "cuda:0",
              "--set", f"cache.memory={gib}GiB", "--set", f"server.in_process_uids={os.getuid()}"],
-            stdout=subprocess.PIPE)
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         if b"ready" not in self.process.stdout.readline():
             sys.exit("attnd does not start")
         self.client = attnd.connect(url, engine="cuda")
@@ -215,6 +215,7 @@ def main():
     shapes = [tuple(int(n) for n in cell.split("x")) for cell in cells]
     torch.manual_seed(1)
     times = {"sdpa": {}, "attnd": {}}
+    daemon = None
     with torch.inference_mode():
         model = Llama()
         print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
