@@ -44,7 +44,7 @@ enum {
     MAX_USES = 16,
     MAX_DEPTH_LOG2 = 15,
     DEPTH_WEIGHT = 16, // of a doubling of depth, in 1/256 of a doubling of uses
-    GAPS = 4096,       // that the mean is of; twice as many are halved
+    MAX_GAPS = 8192,   // that the mean is of; half of them are forgotten then
     SET = 8,           // entries of past
     TIME_UNITS = 1024, // in the time in which each block could be used once
 };
@@ -76,7 +76,7 @@ static uint32_t uses_of(uint32_t word) {
 // used_again notes the gap behind the use that a word is of, and returns how many uses that makes.
 static uint32_t used_again(kv_policy_state *st, uint32_t word) {
     st->words[SUM_GAPS] += ((now(st) - (word >> 16)) & TIME_MASK) * unit(st);
-    if (++st->words[NUM_GAPS] == 2 * GAPS) {
+    if (++st->words[NUM_GAPS] == MAX_GAPS) {
         st->words[NUM_GAPS] /= 2;
         st->words[SUM_GAPS] /= 2;
     }

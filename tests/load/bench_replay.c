@@ -225,7 +225,7 @@ attnd_err bench_replay_belady(const bench_replay *r, uint32_t blocks, uint64_t *
     }
     belady b = {
         .r = r,
-        .heap = malloc((r->num_uses + 1) * sizeof(*b.heap)),
+        .heap = calloc(r->num_uses + 1, sizeof(*b.heap)),
         .next = malloc((r->info.unique_blocks + 1) * sizeof(*b.next)),
         .cached = calloc(r->info.unique_blocks + 1, sizeof(*b.cached)),
         .needs = malloc((r->num_uses + 1) * sizeof(*b.needs)),
