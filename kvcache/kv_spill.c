@@ -239,16 +239,16 @@ static bool take_slot(const kv_spiller *s, uint64_t bytes, uint32_t *tier, uint6
 // find_slot has parked nodes make way when there is no slot.
 static kv_spill_how find_slot(kv_cache *kv, uint64_t bytes, uint32_t *tier, uint64_t *slot) {
     const kv_spiller *s = kv->spiller;
-    bool busy = false, all_off = true;
+    bool busy = false, holds = false;
     if (take_slot(s, bytes, tier, slot)) {
         return KV_SPILL_BEGUN;
     }
     for (uint32_t i = 0; i < s->num_tiers; i++) {
-        bool off = kv_tier_is_off(s->tiers[i]);
-        busy |= !off && kv_tier_room(s->tiers[i]) == 0;
-        all_off &= off;
+        bool may = kv_tier_holds(s->tiers[i], bytes);
+        busy |= may && kv_tier_room(s->tiers[i]) == 0;
+        holds |= may;
     }
-    if (busy || all_off) {
+    if (busy || !holds) {
         return busy ? KV_SPILL_BUSY : KV_SPILL_NOT;
     }
     for (uint32_t drops = 0; drops < DROPS && kv_spill_drop(kv); drops++) {
@@ -256,7 +256,7 @@ static kv_spill_how find_slot(kv_cache *kv, uint64_t bytes, uint32_t *tier, uint
             return KV_SPILL_BEGUN;
         }
     }
-    return KV_SPILL_NOT;
+    return s->num_flights > 0 ? KV_SPILL_BUSY : KV_SPILL_NOT; // these may be parked next
 }
 
 kv_spill_how kv_spill_begin(kv_cache *kv, uint32_t node) {

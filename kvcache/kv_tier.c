@@ -98,6 +98,10 @@ void kv_tier_give(kv_tier *t, uint64_t slot) {
     kv_tier_slots_give(t->slots, slot);
 }
 
+bool kv_tier_holds(const kv_tier *t, uint64_t bytes) {
+    return !kv_tier_is_off(t) && bytes <= t->opts.slab_bytes;
+}
+
 bool kv_tier_claim(kv_tier *t, uint64_t slot, uint64_t bytes) {
     return bytes <= t->kept_bytes && slot <= t->kept_bytes - bytes &&
            kv_tier_slots_claim(t->slots, slot, bytes);

@@ -100,6 +100,9 @@ void kv_tier_close(kv_tier *t);
 bool kv_tier_take(kv_tier *t, uint64_t bytes, uint64_t *slot);
 void kv_tier_give(kv_tier *t, uint64_t slot);
 
+// kv_tier_holds says whether an image of that size could lie in the tier if it were empty.
+bool kv_tier_holds(const kv_tier *t, uint64_t bytes);
+
 // kv_tier_claim takes a slot that the ledger names; false when it cannot hold its image any more.
 bool kv_tier_claim(kv_tier *t, uint64_t slot, uint64_t bytes);
 

@@ -129,6 +129,26 @@ static void print_cache(const cJSON *doc, FILE *out) {
     }
 }
 
+static void print_tiers(const cJSON *tiers, FILE *out) {
+    const cJSON *store, *stores = child(tiers, "stores");
+    if (cJSON_GetArraySize(stores) == 0 && number(tiers, "off") == 0) {
+        return;
+    }
+    fprintf(out,
+            "tiers      %" PRIu64 " blocks; %" PRIu64 " spilled and %" PRIu64 " fetched, %" PRIu64
+            " lost; %" PRIu64 " copies failed\n",
+            whole(tiers, "spilled"), whole(tiers, "spills"), whole(tiers, "fetches"),
+            whole(tiers, "lost"), whole(tiers, "failed"));
+    cJSON_ArrayForEach(store, stores) {
+        fprintf(out, "  %s: %s, %s in use%s%s\n", text(store, "kind").s,
+                bytes(number(store, "bytes")).s, bytes(number(store, "in_use_bytes")).s,
+                yes(store, "off") ? "; off: " : "", text(store, "why").s);
+    }
+    if (number(tiers, "off") > 0) {
+        fprintf(out, "WARNING    %" PRIu64 " tiers are off\n", whole(tiers, "off"));
+    }
+}
+
 static void print_scheduler(const cJSON *sched, FILE *out) {
     const cJSON *last = child(sched, "last");
     fprintf(out,
@@ -148,6 +168,7 @@ void attnctl_print_status(const cJSON *doc, FILE *out) {
             duration(number(doc, "uptime_s")).s);
     print_device(child(doc, "device"), out);
     print_cache(doc, out);
+    print_tiers(child(doc, "tiers"), out);
     print_scheduler(child(doc, "scheduler"), out);
     fprintf(out, "\n%-24s %10s %10s %10s %6s\n", "TENANT", "BLOCKS", "CACHED", "QUOTA", "SHARE");
     const cJSON *tenant;

@@ -54,6 +54,10 @@ typedef struct srv_conf {
     bool prefixes;
     uint64_t prefix_block_tokens;
     char eviction[SRV_CONF_TEXT_BYTES]; // name of a kv_policy
+    // [tier]
+    uint64_t tier_memory_bytes;
+    char tier_file[SRV_CONF_TEXT_BYTES]; // "" = none
+    uint64_t tier_file_bytes, tier_max_blocks, tier_queue, tier_wait_ms;
     // [compute]
     char device[SRV_CONF_TEXT_BYTES]; // srv_conf_device reads it
     uint64_t staging_bytes;

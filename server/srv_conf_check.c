@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "attention/cpu/attn_cpu_ops.h"
+#include "kvcache/kv_tier.h"
 #include "server/srv_conf.h"
 #include "server/srv_stage.h"
 #include "server/srv_urls.h"
@@ -38,6 +39,28 @@ static void check_sizes(const srv_conf *conf, srv_conf_errors *errors) {
     }
 }
 
+static void check_tiers(const srv_conf *conf, srv_conf_errors *errors) {
+    attnd_errinfo info;
+    if (!conf->prefixes && (conf->tier_memory_bytes || conf->tier_file[0])) {
+        srv_conf_error(errors, "tier: there is nothing to keep, cache.prefixes is off");
+    }
+    if (conf->tier_memory_bytes && conf->tier_memory_bytes < conf->slab_bytes + KV_TIER_UNIT) {
+        srv_conf_error(errors, "tier.memory is less than cache.slab and 4 KiB");
+    }
+    if (!conf->tier_file[0] && conf->tier_file_bytes) {
+        srv_conf_error(errors, "tier.file_size is set, and tier.file is not");
+    }
+    if (conf->tier_file[0] && conf->tier_file_bytes < conf->slab_bytes + KV_TIER_UNIT) {
+        srv_conf_error(errors, "tier.file_size is less than cache.slab and 4 KiB");
+    }
+    if (conf->tier_file[0] && conf->tier_file[0] != '/') {
+        srv_conf_error(errors, "tier.file is no absolute path");
+    }
+    if (conf->tier_file[0] && kv_tier_file_check(&info)) {
+        srv_conf_error(errors, "tier.file: %s", info.text);
+    }
+}
+
 // check_device checks what a GPU needs, and that nothing is asked of the CPU beside it.
 static void check_device(const srv_conf *conf, srv_conf_errors *errors) {
     int32_t ordinal;
@@ -67,6 +90,7 @@ attnd_err srv_conf_check(const srv_conf *conf, srv_conf_errors *errors) {
     srv_urls urls;
     attnd_errinfo info;
     check_sizes(conf, errors);
+    check_tiers(conf, errors);
     check_device(conf, errors);
     srv_urls_read(&urls, conf, errors);
     if (conf->isa[0] && attn_cpu_features_of(&features, conf->isa, attn_cpu_detect(), &info)) {

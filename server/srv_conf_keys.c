@@ -79,6 +79,27 @@ const srv_conf_key srv_conf_keys[] = {
      "likely to be used again, by how often and how lately it was, and how far from the beginning "
      "it is."},
 
+    {"tier", "memory", SRV_CONF_SIZE, CONF(tier_memory_bytes), "0", 0, 64ull << 40, NULL, false,
+     "Host memory that cached blocks go to when others need their place in the arena, and come "
+     "back "
+     "from when a step with a deadline asks for their tokens; 0: none, else at least cache.slab."},
+    {"tier", "file", SRV_CONF_TEXT, CONF(tier_file), "", 0, 0, NULL, false,
+     "File that they go to when there is no memory for them, on a file system with O_DIRECT; "
+     "empty: "
+     "none.  It is made, and all its space allocated; no other file is ever overwritten.  Needs "
+     "io_uring."},
+    {"tier", "file_size", SRV_CONF_SIZE, CONF(tier_file_bytes), "0", 0, 64ull << 40, NULL, false,
+     "Size of that file; at least cache.slab."},
+    {"tier", "max_blocks", SRV_CONF_COUNT, CONF(tier_max_blocks), "1048576", 1, 1u << 28, NULL,
+     false,
+     "Blocks in tiers that can be kept track of, those of all layer groups of a model as one."},
+    {"tier", "queue", SRV_CONF_COUNT, CONF(tier_queue), "64", 1, 4096, NULL, false,
+     "Copies to and from each tier under way at once; steps wait for more."},
+    {"tier", "wait", SRV_CONF_TIME, CONF(tier_wait_ms), "1s", 0, DAY_MS, NULL, true,
+     "How long a step waits for tiers, within its deadline; then it goes on with what is in the "
+     "arena, and cached blocks that are in its way are dropped.  0: it never waits, and tiers are "
+     "not used."},
+
     {"compute", "device", SRV_CONF_TEXT, CONF(device), "cpu", 0, 0, NULL, false,
      "Where attention runs: cpu; or cuda:N, the GPU of that number, whose memory then holds the "
      "arena."},

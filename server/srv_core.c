@@ -16,6 +16,12 @@ static uint32_t max_sessions(const srv_conf *conf) {
     return 2 * ((uint32_t)(conf->connections + conf->rings) + SRV_ADMIN_CONNECTIONS);
 }
 
+// prefix_blocks is how many blocks the prefix tree can have, spilled ones included.
+static uint32_t prefix_blocks(const srv_conf *conf) {
+    bool tiers = conf->tier_memory_bytes || conf->tier_file[0];
+    return conf->prefixes ? (uint32_t)(conf->max_blocks + (tiers ? conf->tier_max_blocks : 0)) : 0;
+}
+
 static attnd_err make_cache(srv_core *core, int ledger_fd, attnd_errinfo *info) {
     const srv_conf *conf = &core->conf;
     kv_opts opts = {
@@ -28,7 +34,7 @@ static attnd_err make_cache(srv_core *core, int ledger_fd, attnd_errinfo *info) 
         .max_sessions = max_sessions(conf),
         .max_steps = (uint32_t)conf->steps,
         .max_step_seqs = (uint32_t)conf->step_seqs,
-        .prefix_blocks = conf->prefixes ? (uint32_t)conf->max_blocks : 0,
+        .prefix_blocks = prefix_blocks(conf),
         .prefix_block_tokens = conf->prefixes ? (uint32_t)conf->prefix_block_tokens : 0,
         .policy = kv_policy_find(conf->eviction),
     };

@@ -36,6 +36,7 @@
 #include "server/srv_process.h"
 #include "server/srv_resume.h"
 #include "server/srv_rings.h"
+#include "server/srv_tiers.h"
 #include "server/srv_urls.h"
 
 enum {
@@ -66,6 +67,7 @@ typedef struct server {
     attnd_errinfo lost;   // of the device; code ATTND_OK = it is not
     srv_nng *clients, *admin;
     srv_rings *rings; // NULL = off
+    srv_tiers *tiers; // NULL = none
     srv_processes *processes;
     srv_urls urls;
     attnd_log_rate strangers; // lines about who is no tenant
@@ -154,6 +156,7 @@ static void finish(server *s) {
     srv_nng_close(s->admin);
     srv_rings_close(s->rings);
     srv_processes_close(s->processes);
+    srv_tiers_close(s->tiers);
     if (s->backend) {
         s->backend->ops->stop(s->backend);
     }
@@ -402,6 +405,7 @@ static void describe(void *ctx, cJSON *out) {
     add_transport(o, "clients", s->clients);
     add_transport(o, "administration", s->admin);
     add_rings(o, s->rings);
+    srv_tiers_describe(s->tiers, s->core.kv, out);
 }
 
 // ---- configuration
@@ -623,6 +627,9 @@ static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
         err = srv_core_set_backend(&s->core, s->backend, info);
     }
     if (!err) {
+        err = srv_tiers_open(&s->tiers, &s->loop, &s->core, info);
+    }
+    if (!err) {
         srv_resume_sessions(&s->core);
         err = srv_processes_open(&s->processes, &s->loop, settled, s, info);
         s->core.processes = s->processes;
@@ -669,6 +676,7 @@ attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errin
     uv_loop_close(&s->loop);
     srv_nng_fini();
     srv_deadline_set(UINT64_MAX); // unmapping a large arena takes its time
+    srv_tiers_free(s->tiers);
     srv_core_fini(&s->core);
     if (s->arena.ops == &kv_arena_host_ops) {
         kv_arena_close_host(&s->arena);

@@ -132,11 +132,25 @@ static void lay_out(srv_step *step) {
     }
 }
 
+// waits_for_tiers says whether the step would wait for blocks that are copied from or to a tier;
+// when that is over it is tried again without.
+static bool waits_for_tiers(srv_step *step) {
+    srv_core *core = step->session->core;
+    uint64_t now = attnd_clock_ms(), until = now + core->conf.tier_wait_ms;
+    if (!step->deadline_ms) {
+        return false;
+    }
+    if (!step->tiers_ms) {
+        step->tiers_ms = until < step->deadline_ms ? until : step->deadline_ms;
+    }
+    return now < step->tiers_ms;
+}
+
 // place tries to take the step's blocks.
 static attnd_err place(sched_waiter *w, sched_lack *lack, attnd_errinfo *info) {
     srv_step *step = w->user;
     srv_core *core = step->session->core;
-    bool may_wait = false;
+    bool for_tiers = waits_for_tiers(step), may_wait = for_tiers;
     int32_t pid = 0;
     if (srv_processes_before(core->processes, &pid)) {
         *lack = SCHED_LACK_POOL;
@@ -148,6 +162,9 @@ static attnd_err place(sched_waiter *w, sched_lack *lack, attnd_errinfo *info) {
                                  step->model_idx, step->kv_seqs, step->num_seqs, &step->handle,
                                  &step->copies, &step->num_copies, &may_wait, info);
     if (err == ATTND_ENOSPC && may_wait) {
+        if (for_tiers) {
+            core->hooks->rearm(core->hooks->ctx, step->tiers_ms);
+        }
         *lack = strcmp(info->field, "tenant") == 0 ? SCHED_LACK_QUOTA : SCHED_LACK_POOL;
     }
     return err;

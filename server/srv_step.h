@@ -51,6 +51,7 @@ struct srv_step {
     const srv_model *model;
     uint32_t model_idx;
     uint64_t deadline_ms;          // 0 = none
+    uint64_t tiers_ms;             // until when it would wait for tiers; 0 = it was not tried yet
     kv_step_seq *kv_seqs;          // [num_seqs]
     attn_seq *seqs;                // [num_seqs]; positions and trees in memory
     uint32_t *active;              // [num_active] sequences with rows: the rows of a launch

@@ -112,6 +112,24 @@ static void poke(const e2e_daemon *d) {
 #endif
 }
 
+void e2e_kill_worker(const e2e_daemon *d) {
+    char path[64];
+    int worker = 0;
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)d->pid, (int)d->pid);
+    FILE *f = fopen(path, "re");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(fscanf(f, "%d", &worker), 1);
+    fclose(f);
+    ck_assert_int_eq(kill(worker, SIGKILL), 0);
+}
+
+void e2e_await_ready(const e2e_daemon *d) {
+    char got = 0;
+    while (got != '\n') {
+        ck_assert_int_eq(read(d->out, &got, 1), 1);
+    }
+}
+
 int e2e_wait(e2e_daemon *d, int ms) {
     enum { POKE_TURNS = 200 };
     uint64_t until = e2e_now_ms() + (uint64_t)ms;

@@ -39,6 +39,11 @@ void e2e_dir(e2e_daemon *d);
 void e2e_start(e2e_daemon *d, const char *const *flags);
 void e2e_try_start(e2e_daemon *d, const char *const *flags);
 
+// e2e_kill_worker kills the worker of a daemon with a keeper by SIGKILL; e2e_await_ready waits
+// until the next one says that it is ready.
+void e2e_kill_worker(const e2e_daemon *d);
+void e2e_await_ready(const e2e_daemon *d);
+
 // e2e_wait returns the exit status, 128 + the signal's number, or -1 when it still runs after ms.
 int e2e_wait(e2e_daemon *d, int ms);
 

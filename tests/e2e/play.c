@@ -447,6 +447,23 @@ void play_token(e2e_client *c, play_seq *const *seqs, uint32_t num, uint32_t new
     ATTND_CK_OK(play_commit(c, &s, NULL, NULL));
 }
 
+uint32_t play_prompt(e2e_client *c, play_seq *s, const play_seq *prefix, const uint32_t *tokens,
+                     uint32_t num) {
+    const play_part part = {.seq = s, .new_len = num, .tokens = tokens, .prefix = prefix};
+    play_step step;
+    ATTND_CK_OK(play_step_open(c, s->model, &part, 1, 60000, &step, NULL));
+    for (uint32_t l = 0; l < s->model->layers; l++) {
+        play_attend(c, &step, l);
+    }
+    ATTND_CK_OK(play_commit(c, &step, NULL, NULL));
+    return step.parts[0].cached;
+}
+
+void play_free_there(e2e_client *c, const play_seq *s) {
+    const proto_seq body = {.seq = s->handle};
+    ATTND_CK_OK(e2e_call(c, PROTO_SEQ_FREE, &body, sizeof(body), NULL));
+}
+
 void play_attend1_body(e2e_buf *b, uint32_t op, uint64_t id, const play_step *s,
                        uint32_t deadline_ms, const play_tensors *t) {
     proto_attend1 body = {.model = s->model->id,

@@ -94,6 +94,13 @@ attnd_err play_commit(e2e_client *c, play_step *s, const uint32_t *accepted, e2e
 // play_token does a whole step of new_len tokens for each sequence and checks every output.
 void play_token(e2e_client *c, play_seq *const *seqs, uint32_t num, uint32_t new_len);
 
+// play_prompt does a step of tokens [num] with a sequence and checks every output; returns how many
+// were cached, of which prefix has the rows.  play_free_there frees a sequence on the daemon alone,
+// so that its mirror can be a prefix.
+uint32_t play_prompt(e2e_client *c, play_seq *s, const play_seq *prefix, const uint32_t *tokens,
+                     uint32_t num);
+void play_free_there(e2e_client *c, const play_seq *s);
+
 // play_attend1_body writes a decode or prefill of a one-layer model.
 void play_attend1_body(e2e_buf *b, uint32_t op, uint64_t id, const play_step *s,
                        uint32_t deadline_ms, const play_tensors *t);

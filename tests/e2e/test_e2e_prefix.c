@@ -39,23 +39,8 @@ static void teardown(void) {
     e2e_stop(&d);
 }
 
-// run does a step of tokens [num] with a sequence and returns how many were cached, of which the
-// prefix has the rows.  Every output is checked.
 static uint32_t run(play_seq *s, const play_seq *prefix, const uint32_t *tokens, uint32_t num) {
-    play_part part = {.seq = s, .new_len = num, .tokens = tokens, .prefix = prefix};
-    play_step step;
-    ATTND_CK_OK(play_step_open(&c, s->model, &part, 1, 60000, &step, NULL));
-    for (uint32_t l = 0; l < s->model->layers; l++) {
-        play_attend(&c, &step, l);
-    }
-    ATTND_CK_OK(play_commit(&c, &step, NULL, NULL));
-    return step.parts[0].cached;
-}
-
-// free_keeping frees a sequence on the daemon alone, so that its mirror can still be a prefix.
-static void free_keeping(play_seq *s) {
-    proto_seq body = {.seq = s->handle};
-    ATTND_CK_OK(e2e_call(&c, PROTO_SEQ_FREE, &body, sizeof(body), NULL));
+    return play_prompt(&c, s, prefix, tokens, num);
 }
 
 START_TEST(attention_over_a_cached_prefix_is_the_references) {
@@ -67,8 +52,8 @@ START_TEST(attention_over_a_cached_prefix_is_the_references) {
     for (uint32_t i = 0; i < 20; i++) {
         ck_assert_uint_eq(run(&second, NULL, ids + 100 + i, 1), 0);
     }
-    free_keeping(&first);
-    free_keeping(&second);
+    play_free_there(&c, &first);
+    play_free_there(&c, &second);
     ck_assert_double_eq(e2e_stat(&c, "blocks.in_use"), 0);
     ck_assert_double_eq(e2e_stat(&c, "blocks.cached"), 7);
     play_create(&c, &m, &third);
@@ -222,7 +207,7 @@ START_TEST(other_parameters_under_the_same_name_find_nothing) {
     play_seq s;
     play_create(&c, &m, &s);
     run(&s, NULL, ids, 40);
-    free_keeping(&s);
+    play_free_there(&c, &s);
     proto_model body = {.model = m.id};
     ATTND_CK_OK(e2e_call(&c, PROTO_MODEL_CLOSE, &body, sizeof(body), NULL));
     ck_assert_double_eq(e2e_stat(&c, "blocks.cached"), 2);
@@ -241,31 +226,16 @@ START_TEST(other_parameters_under_the_same_name_find_nothing) {
 }
 END_TEST
 
-// kill_worker kills what serves and waits until another does.
-static void kill_worker(void) {
-    char path[64];
-    int worker = 0;
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)d.pid, (int)d.pid);
-    FILE *f = fopen(path, "re");
-    ck_assert_ptr_nonnull(f);
-    ck_assert_int_eq(fscanf(f, "%d", &worker), 1);
-    fclose(f);
-    ck_assert_int_eq(kill(worker, SIGKILL), 0);
-    char got = 0;
-    while (got != '\n') { // it says that it is ready
-        ck_assert_int_eq(read(d.out, &got, 1), 1);
-    }
-}
-
 START_TEST(the_cache_outlives_the_daemon) {
     teardown();
     begin(true);
     play_seq s, other;
     play_create(&c, &m, &s);
     run(&s, NULL, ids, 70);
-    free_keeping(&s);
+    play_free_there(&c, &s);
     e2e_close(&c);
-    kill_worker();
+    e2e_kill_worker(&d);
+    e2e_await_ready(&d);
     e2e_connect(&c, d.url);
     play_hello(&c, "test");
     play_open(&c, &m);
