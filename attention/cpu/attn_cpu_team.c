@@ -7,6 +7,11 @@
 // inside and epoch are sequentially consistent: either the helper sees the epoch closed, or the
 // caller sees the helper inside.  The same pairing holds for sleepers and epoch, so no wake is
 // lost.
+//
+// When there are as many workers as processors, each helper is bound to one, and the caller's is
+// left to the caller.  Left to the kernel, a helper that wakes in a virtual machine is put on the
+// caller's own processor, since one that is halted passes for taken; the two then share it until a
+// tick of load balancing, milliseconds later.
 #include "attention/cpu/attn_cpu_team.h"
 
 #include <pthread.h>
@@ -31,10 +36,14 @@ struct attn_cpu_team {
     void *arg;
     pthread_mutex_t lock; // guards waiting on wake
     pthread_cond_t wake;
+    // Processors that helpers are bound to, and the one that none is: the caller's.
+    bool is_bound;
+    size_t caller_processor;
     uint32_t num_helpers;
     struct helper {
         attn_cpu_team *team;
         uint32_t worker;
+        size_t processor;
         pthread_t thread;
     } helpers[];
 };
@@ -103,9 +112,55 @@ static void *help(void *arg) {
 
 static void wake_sleepers(attn_cpu_team *team) {
     if (atomic_load(&team->sleepers) > 0) {
+        // A helper that goes to sleep holds the lock from its last look at epoch until it waits.
         pthread_mutex_lock(&team->lock);
-        pthread_cond_broadcast(&team->wake);
         pthread_mutex_unlock(&team->lock);
+        pthread_cond_broadcast(&team->wake);
+    }
+}
+
+// bind asks for a processor; a helper that does not get it runs wherever it is.
+static void bind_to(struct helper *h, size_t processor) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(processor, &set);
+    pthread_setaffinity_np(h->thread, sizeof(set), &set);
+    h->processor = processor;
+}
+
+// bind_helpers gives each helper a processor of its own, if there is one for everybody.
+static void bind_helpers(attn_cpu_team *team) {
+    cpu_set_t set;
+    int caller = sched_getcpu();
+    if (sched_getaffinity(0, sizeof(set), &set) != 0 ||
+        CPU_COUNT(&set) != (int)team->num_helpers + 1 || caller < 0 ||
+        !CPU_ISSET((size_t)caller, &set)) {
+        return;
+    }
+    team->is_bound = true;
+    team->caller_processor = (size_t)caller;
+    CPU_CLR(team->caller_processor, &set);
+    size_t processor = 0;
+    for (uint32_t i = 0; i < team->num_helpers; i++, processor++) {
+        while (!CPU_ISSET(processor, &set)) {
+            processor++;
+        }
+        bind_to(&team->helpers[i], processor);
+    }
+}
+
+// make_way sends a helper that is bound to the caller's processor to the one that the caller left.
+static void make_way(attn_cpu_team *team) {
+    int caller = sched_getcpu();
+    if (!team->is_bound || caller < 0 || (size_t)caller == team->caller_processor) {
+        return;
+    }
+    for (uint32_t i = 0; i < team->num_helpers; i++) {
+        if (team->helpers[i].processor == (size_t)caller) {
+            bind_to(&team->helpers[i], team->caller_processor);
+            team->caller_processor = (size_t)caller;
+            return;
+        }
     }
 }
 
@@ -126,6 +181,7 @@ attnd_err attn_cpu_team_create(attn_cpu_team **out, uint32_t num_workers) {
         }
         team->num_helpers++;
     }
+    bind_helpers(team);
     *out = team;
     return ATTND_OK;
 }
@@ -145,6 +201,7 @@ void attn_cpu_team_free(attn_cpu_team *team) {
 }
 
 void attn_cpu_team_run(attn_cpu_team *team, attn_cpu_team_fn fn, void *arg) {
+    make_way(team);
     team->fn = fn;
     team->arg = arg;
     atomic_fetch_add(&team->epoch, 1);

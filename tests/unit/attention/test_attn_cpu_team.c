@@ -2,6 +2,7 @@
 // anything.
 #include "attention/cpu/attn_cpu_team.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
@@ -107,6 +108,49 @@ START_TEST(a_team_stops_at_any_time) {
 }
 END_TEST
 
+// places is where the workers of a job were while all were inside.
+typedef struct places {
+    _Atomic uint32_t inside, taken;
+    uint32_t workers;
+    cpu_set_t seen;
+} places;
+
+static void note_place(void *arg, uint32_t worker) {
+    places *p = arg;
+    uint32_t turns = 0;
+    atomic_fetch_add(&p->inside, 1);
+    while (atomic_load(&p->inside) < p->workers || atomic_load(&p->taken) < worker) {
+        attn_cpu_relax(&turns);
+    }
+    CPU_SET((size_t)sched_getcpu(), &p->seen); // one after the other
+    atomic_fetch_add(&p->taken, 1);
+    while (atomic_load(&p->taken) < p->workers) {
+        attn_cpu_relax(&turns);
+    }
+}
+
+// A team as large as the machine has each processor once, wherever the caller has gone.
+START_TEST(workers_stand_on_processors_of_their_own) {
+    cpu_set_t all;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof(all), &all), 0);
+    uint32_t workers = (uint32_t)CPU_COUNT(&all);
+    attn_cpu_team *team = create(workers);
+    for (size_t processor = 0; processor < CPU_SETSIZE; processor++) {
+        cpu_set_t here;
+        CPU_ZERO(&here);
+        CPU_SET(processor, &here);
+        if (!CPU_ISSET(processor, &all) || sched_setaffinity(0, sizeof(here), &here) != 0) {
+            continue;
+        }
+        places p = {.workers = workers};
+        attn_cpu_team_run(team, note_place, &p);
+        ck_assert(CPU_EQUAL(&p.seen, &all));
+        usleep(1000); // now and then they sleep in between
+    }
+    attn_cpu_team_free(team);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("attn_cpu_team");
     TCase *c = tcase_create("team");
@@ -116,6 +160,7 @@ static Suite *suite(void) {
     tcase_add_test(c, no_helper_is_inside_after_the_call);
     tcase_add_test(c, sleeping_helpers_wake);
     tcase_add_test(c, a_team_stops_at_any_time);
+    tcase_add_test(c, workers_stand_on_processors_of_their_own);
     suite_add_tcase(s, c);
     return s;
 }
