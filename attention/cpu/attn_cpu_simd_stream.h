@@ -13,6 +13,7 @@
 //
 // Between the multiplications stand the prefetches of the rows that come next (of the next KV head
 // of the step, or of the next step), so that they are spread evenly: in a burst they gain nothing.
+// They follow the columns that are worked on, or the order of memory, by VEC_FETCHES_IN_ORDER.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 
@@ -51,12 +52,47 @@ SIMD_INLINE void load_pair(const char *x, attnd_dtype dtype, int32_t n, vec *a, 
 
 // prefetch fetches the lines of bytes [at, at + bytes) of a next row that start there.
 SIMD_INLINE void prefetch(const simd_rows *rows, int32_t key, int64_t at, int32_t bytes) {
+    if (VEC_FETCHES_IN_ORDER) {
+        return;
+    }
     const char *x = rows->next[key] + rows->next_offset + at;
     if (bytes >= SIMD_LINE || at % SIMD_LINE == 0) {
         for (int32_t i = 0; i < bytes; i += SIMD_LINE) {
             __builtin_prefetch(x + i, 0, 2); // into the second cache: a step outgrows the first
         }
     }
+}
+
+// simd_ahead is a place in the rows that come next, laid end to end: left bytes from at on, then
+// row.
+typedef struct simd_ahead {
+    const char *const *row;
+    int64_t offset; // bytes, to be added to row
+    const char *at;
+    int64_t left, row_bytes;
+} simd_ahead;
+
+SIMD_INLINE simd_ahead ahead_of(const simd_rows *rows, int32_t key, attnd_dtype dtype,
+                                int32_t columns) {
+    return (simd_ahead){rows->next + key, rows->next_offset, NULL, 0,
+                        columns * element_bytes(dtype)};
+}
+
+// fetch_ahead fetches the lines of the next bytes of *ahead.  When all calls together pass no more
+// than all rows hold, none reads behind the last row.
+SIMD_INLINE void fetch_ahead(simd_ahead *ahead, int32_t bytes) {
+    if (!VEC_FETCHES_IN_ORDER) {
+        return;
+    }
+    if (ahead->left <= 0) {
+        ahead->at = *ahead->row++ + ahead->offset;
+        ahead->left = ahead->row_bytes;
+    }
+    for (int32_t i = 0; i < bytes; i += SIMD_LINE) {
+        __builtin_prefetch(ahead->at + i, 0, 3);
+    }
+    ahead->at += bytes;
+    ahead->left -= bytes;
 }
 
 // simd_score is a product of query rows with K: s [rows, ATTN_STEP_KEYS] = q * K.
@@ -140,8 +176,11 @@ SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, int32_t key, attn
     for (int i = 0; i < VEC_DOTS; i++) {
         sum[i] = vec_zero();
     }
+    const int32_t unit_bytes = unit * element_bytes(dtype) * (VEC_DOTS / num_rows);
+    simd_ahead ahead = ahead_of(k, key, dtype, head_dim);
     int32_t c = 0;
     for (; c + unit <= head_dim; c += unit) {
+        fetch_ahead(&ahead, unit_bytes);
         dots_part(sum, x, k, key, c, unit, dtype, num_rows);
     }
     if (c < head_dim) {
@@ -161,8 +200,9 @@ SIMD_INLINE void stream_scores(const simd_score *x, const simd_rows *k, int32_t 
 
 // weigh works on num_pairs pairs of columns from column c on, of which the last has columns
 // columns; of F8E4M3 on pairs of the quad at c, which has columns columns, from pair pair_first on.
-SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32_t columns,
-                       attnd_dtype dtype, int num_rows, int num_pairs, int pair_first) {
+SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, simd_ahead *rest, int32_t c,
+                       int32_t columns, attnd_dtype dtype, int num_rows, int num_pairs,
+                       int pair_first) {
     const bool is_f8 = dtype == ATTND_F8E4M3;
     const int num_vecs = num_pairs * 2;
     const int32_t bytes = SIMD_PAIR * (is_f8 ? 2 : element_bytes(dtype));
@@ -173,8 +213,13 @@ SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32
     for (int i = 0; i < num_rows * num_vecs; i++) {
         sum[i] = vec_zero();
     }
+    const bool is_whole = columns == (is_f8 ? SIMD_QUAD : SIMD_PAIR);
+    simd_ahead ahead = *rest; // stays in registers
     for (int32_t key = x->first; key < x->end; key++) {
         const char *row = v->row[key] + v->offset + at;
+        if (is_whole) {
+            fetch_ahead(&ahead, is_f8 ? num_pairs * SIMD_PAIR : num_pairs * bytes);
+        }
         if (is_f8) {
             vec_f8_to_f16(row, columns, halves);
             prefetch(v, key, at, SIMD_QUAD);
@@ -197,6 +242,7 @@ SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32
             }
         }
     }
+    *rest = ahead;
     c += pair_first * SIMD_PAIR;
 #pragma GCC unroll 16
     for (int i = 0; i < num_rows * num_vecs; i++) {
@@ -207,13 +253,13 @@ SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, int32_t c, int32
 }
 
 // weigh_quad does a quad of F8E4M3, in two passes where registers are few.
-SIMD_INLINE void weigh_quad(const simd_weigh *x, const simd_rows *v, int32_t c, int32_t columns,
-                            int num_rows) {
+SIMD_INLINE void weigh_quad(const simd_weigh *x, const simd_rows *v, simd_ahead *ahead, int32_t c,
+                            int32_t columns, int num_rows) {
     if (num_rows * 4 <= VEC_SUM_VECS) {
-        weigh(x, v, c, columns, ATTND_F8E4M3, num_rows, 2, 0);
+        weigh(x, v, ahead, c, columns, ATTND_F8E4M3, num_rows, 2, 0);
     } else {
-        weigh(x, v, c, columns, ATTND_F8E4M3, num_rows, 1, 0);
-        weigh(x, v, c, columns, ATTND_F8E4M3, num_rows, 1, 1);
+        weigh(x, v, ahead, c, columns, ATTND_F8E4M3, num_rows, 1, 0);
+        weigh(x, v, ahead, c, columns, ATTND_F8E4M3, num_rows, 1, 1);
     }
 }
 
@@ -222,24 +268,25 @@ SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, attnd_dty
                               int32_t v_head_dim, int num_rows) {
     const int most = VEC_SUM_VECS / num_rows / 2;
     const int wide = most > 4 ? 4 : most; // pairs
+    simd_ahead ahead = ahead_of(v, 0, dtype, v_head_dim);
     int32_t c = 0;
     if (dtype == ATTND_F8E4M3) {
         for (; c + SIMD_QUAD <= v_head_dim; c += SIMD_QUAD) {
-            weigh_quad(x, v, c, SIMD_QUAD, num_rows);
+            weigh_quad(x, v, &ahead, c, SIMD_QUAD, num_rows);
         }
         if (c < v_head_dim) {
-            weigh_quad(x, v, c, v_head_dim - c, num_rows);
+            weigh_quad(x, v, &ahead, c, v_head_dim - c, num_rows);
         }
         return;
     }
     for (; c + wide * SIMD_PAIR <= v_head_dim; c += wide * SIMD_PAIR) {
-        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, wide, 0);
+        weigh(x, v, &ahead, c, SIMD_PAIR, dtype, num_rows, wide, 0);
     }
     for (; c + SIMD_PAIR <= v_head_dim; c += SIMD_PAIR) {
-        weigh(x, v, c, SIMD_PAIR, dtype, num_rows, 1, 0);
+        weigh(x, v, &ahead, c, SIMD_PAIR, dtype, num_rows, 1, 0);
     }
     if (c < v_head_dim) {
-        weigh(x, v, c, v_head_dim - c, dtype, num_rows, 1, 0);
+        weigh(x, v, &ahead, c, v_head_dim - c, dtype, num_rows, 1, 0);
     }
 }
 

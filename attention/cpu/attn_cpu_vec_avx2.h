@@ -18,6 +18,7 @@ enum {
     VEC_TILE_ROWS = 6, // 12 of 16 registers
     VEC_TILE_VECS = 2,
     VEC_SUM_VECS = 8,
+    VEC_FETCHES_IN_ORDER = 1, // what a Zen core follows by itself
 };
 
 static inline vec vec_zero(void) {

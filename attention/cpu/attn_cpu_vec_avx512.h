@@ -21,7 +21,8 @@ enum {
     VEC_DOTS = 16,     // sums that a dot kernel keeps, a multiple of VEC_LANES
     VEC_TILE_ROWS = 6, // accumulators of a product tile: VEC_TILE_ROWS * VEC_TILE_VECS
     VEC_TILE_VECS = 4,
-    VEC_SUM_VECS = 16, // accumulators of a weighted sum over keys
+    VEC_SUM_VECS = 16,        // accumulators of a weighted sum over keys
+    VEC_FETCHES_IN_ORDER = 0, // prefetches follow the columns worked on, not the order of memory
 };
 
 static inline vec vec_zero(void) {

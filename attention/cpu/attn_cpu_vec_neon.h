@@ -17,6 +17,7 @@ enum {
     VEC_TILE_ROWS = 6, // 24 of 32 registers
     VEC_TILE_VECS = 4,
     VEC_SUM_VECS = 16,
+    VEC_FETCHES_IN_ORDER = 0,
 };
 
 static inline vec vec_zero(void) {
