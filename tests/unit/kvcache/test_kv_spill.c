@@ -3,6 +3,8 @@
 // rows by content, and after each the books are recounted.
 #include "kvcache/kv_spill.h"
 
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "kvcache/kv_prefix.h"
@@ -413,6 +415,84 @@ START_TEST(a_tier_that_is_gone_at_a_restart_is_missed) {
 }
 END_TEST
 
+// ---- kill -9 at a store
+
+enum { STOPPED = 77, EVERY = 29, FEW_SLOTS = 24 };
+
+static long stores, stop_at = -1;
+
+void kv_crash_point(void);
+void kv_crash_point(void) {
+    if (stores++ == stop_at) {
+        _exit(STOPPED);
+    }
+}
+
+// script spills, fetches, drops what was spilled first, and computes spilled blocks again.
+static void script(void) {
+    static uint32_t t[TOKENS];
+    start_tier(FEW_SLOTS, true);
+    serve(100, 2 * LEN);
+    serve(1, LEN);
+    opened o = {.seq = fix_seq(&f)};
+    bool may_wait = false;
+    ATTND_CK_OK(try_open(&o, prompt(t, 2, LEN), LEN, &may_wait));
+    end(&o, true);
+    serve(101, 5 * LEN);
+    serve(3, LEN);
+    serve(4, LEN);
+}
+
+// run_until runs the script in a process that stops before a store; false when it came to its end.
+static bool run_until(long store_idx) {
+    int status;
+    pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        stores = 0;
+        stop_at = store_idx;
+        script();
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == STOPPED));
+    return WEXITSTATUS(status) == STOPPED;
+}
+
+// After a stop at any store each prompt finds right rows, from the arena or the tier, or none; no
+// image is lost, and the books balance.
+START_TEST(killed_at_any_store_it_goes_on) {
+    const uint64_t bytes = (uint64_t)FIX_BLOCKS * KV_BLOCK_UNIT;
+    long runs = 0, spilled = 0;
+    bool stopped = true;
+    for (long at = 0; stopped; at += EVERY, runs++) {
+        char *own = f.memory; // memory that the processes share, in its place
+        f.memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        ck_assert_ptr_ne(f.memory, MAP_FAILED);
+        f.arena.base = f.memory;
+        fill_pool(1);
+        kv_tier_close(tier);
+        kv_tiers_stop(f.kv);
+        tier = NULL;
+        stopped = run_until(at);
+        f.next_request += 1000; // above those of the script
+        restart(true, true);
+        ck_assert_uint_eq(look().lost, 0);
+        spilled += look().spilled > 0;
+        for (uint32_t p = 1; p < 8; p++) {
+            serve(p, LEN);
+        }
+        serve(100, 2 * LEN);
+        munmap(f.memory, bytes);
+        f.memory = own;
+        tear_down();
+        set_up();
+    }
+    ck_assert_int_gt(runs, 100);
+    ck_assert_int_gt(spilled, runs / 2);
+}
+END_TEST
+
 // Random prompts of a few stems, groups of two sizes, deaths, damage.  serve compares every row.
 START_TEST(whatever_happens_the_rows_are_right) {
     spec.num_groups = 2;
@@ -469,6 +549,7 @@ static Suite *suite(void) {
     tcase_add_test(t, tiers_survive_a_restart);
     tcase_add_test(t, copies_cut_off_by_a_restart_leave_what_was);
     tcase_add_test(t, a_tier_that_is_gone_at_a_restart_is_missed);
+    tcase_add_test(t, killed_at_any_store_it_goes_on);
     tcase_add_test(t, whatever_happens_the_rows_are_right);
     suite_add_tcase(s, t);
     return s;
