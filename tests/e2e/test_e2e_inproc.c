@@ -279,6 +279,46 @@ START_TEST(both_ways_share_a_sequence) {
 }
 END_TEST
 
+// prompt opens a step of 37 tokens with their ids, attends what of them is not cached, and commits;
+// returns how many were.
+static uint32_t prompt(player *p, outputs *o) {
+    enum { PROMPT = 37 };
+    uint32_t ids[PROMPT];
+    for (uint32_t i = 0; i < PROMPT; i++) {
+        ids[i] = 1000 + i;
+    }
+    ATTND_CK_OK(attnd_seq_create(p->c, p->model, &p->seq, &info));
+    attnd_step_seq s = {.seq = p->seq, .new_len = PROMPT, .tokens = ids};
+    uint64_t step = open_step(p, &s, 1);
+    attend_all(p, step, s.cached, PROMPT - s.cached, true, o);
+    commit(p, step, (attnd_accept){.accepted = PROMPT}, PROMPT);
+    return s.cached;
+}
+
+// What was filled in process is found by the daemon's prefix cache, for both.
+START_TEST(a_cached_prefix_has_no_rows) {
+    static outputs there, here, all;
+    player a, b;
+    e2e_start(&d, flags);
+    begin(&b, true);
+    ck_assert_uint_eq(prompt(&b, &all), 0);
+    begin(&a, false);
+    uint32_t cached = prompt(&a, &there);
+    ck_assert_uint_ge(cached, 32); // whole blocks of 8
+    ck_assert_uint_le(cached, 36); // at least the last one is computed
+    ck_assert_uint_eq(prompt(&b, &here), cached);
+    for (int l = 0; l < LAYERS; l++) {
+        ck_assert_mem_eq(there.out[l], here.out[l], (37 - cached) * OUT_ROW * sizeof(float));
+        for (uint32_t i = 0; i < (37 - cached) * OUT_ROW; i++) { // and without the cache
+            ck_assert_float_eq_tol(here.out[l][i], all.out[l][cached * OUT_ROW + i], 1e-5f);
+        }
+    }
+    attnd_close(a.c);
+    attnd_close(b.c);
+    e2e_stop(&d);
+}
+END_TEST
+
 // ---- what is refused
 
 START_TEST(a_user_without_the_grant_is_refused_by_name) {
@@ -557,6 +597,7 @@ static Suite *suite(void) {
     tcase_add_checked_fixture(tc, setup, NULL);
     tcase_add_test(tc, outputs_have_the_bits_of_the_daemons);
     tcase_add_test(tc, both_ways_share_a_sequence);
+    tcase_add_test(tc, a_cached_prefix_has_no_rows);
     tcase_add_test(tc, a_user_without_the_grant_is_refused_by_name);
     tcase_add_test(tc, a_commit_wants_every_layer);
     tcase_add_test(tc, wrong_attends_are_refused_by_name);
