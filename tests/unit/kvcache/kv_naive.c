@@ -42,7 +42,8 @@ uint32_t naive_blocks(uint32_t len, uint32_t block_tokens) {
 // copies_last says whether writing behind the sequence's tokens writes into a block of others.
 static bool copies_last(const naive *n, const naive_seq *s, uint32_t g) {
     uint32_t block_tokens = n->models[s->model].block_tokens[g];
-    return s->len % block_tokens != 0 && n->users[s->blocks[g][s->len / block_tokens]] > 1;
+    uint32_t last = s->len % block_tokens ? s->blocks[g][s->len / block_tokens] : 0;
+    return s->len % block_tokens != 0 && (n->users[last] > 1 || n->indexed[last]);
 }
 
 void naive_need(const naive *n, const naive_step_seq *seqs, uint32_t num, uint32_t need[4]) {
@@ -95,7 +96,11 @@ void naive_open(naive *n, int step) {
         for (uint32_t g = 0; g < m->num_groups; g++) {
             uint32_t have = naive_blocks(s->len, m->block_tokens[g]);
             uint32_t want = naive_blocks(s->len + in->new_len + in->reserve, m->block_tokens[g]);
+            uint32_t found = in->cached / m->block_tokens[g];
             for (uint32_t b = 0; b < want; b++) {
+                if (b >= have && b < have + found) {
+                    continue;
+                }
                 bool own = b >= have || (b == have - 1 && copies[i][g]);
                 in->blocks[g][b] =
                     own ? naive_new_block(n, m->tenant, m->shape[g]) : s->blocks[g][b];
@@ -111,8 +116,17 @@ static void end_seq(naive *n, naive_step_seq *in, uint32_t accepted, const uint3
     for (uint32_t j = 0; j < accepted; j++) {
         s->tokens[before + j] = in->tokens[path ? path[j] : j];
     }
+    if (s->known == before && in->with_ids) {
+        s->known = before + accepted;
+    }
     s->len = before + accepted;
     s->step = -1;
+    for (uint32_t g = 0; g < NAIVE_GROUPS; g++) {
+        if (in->copied[g]) {
+            naive_drop(n, in->copied[g] - 1);
+        }
+        in->copied[g] = 0;
+    }
     for (uint32_t g = 0; g < m->num_groups; g++) {
         uint32_t have = naive_blocks(before, m->block_tokens[g]);
         uint32_t keep = naive_blocks(s->len, m->block_tokens[g]);
@@ -166,6 +180,7 @@ void naive_truncate(naive *n, uint32_t seq, uint32_t len) {
         }
     }
     s->len = len;
+    s->known = s->known < len ? s->known : len;
 }
 
 void naive_free(naive *n, uint32_t seq) {

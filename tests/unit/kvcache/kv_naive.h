@@ -9,7 +9,7 @@
 
 enum {
     NAIVE_TENANTS = 2,
-    NAIVE_MODELS = 3,
+    NAIVE_MODELS = 4,
     NAIVE_SEQS = 40,
     NAIVE_SESSIONS = 5,
     NAIVE_STEPS = 6,
@@ -28,24 +28,28 @@ typedef struct naive_model {
     uint32_t block_tokens[NAIVE_GROUPS];
     uint32_t shape[NAIVE_GROUPS]; // which block size: equal numbers compete for blocks
     uint32_t max_len;
+    bool has_tree; // prefixes are cached
 } naive_model;
 
 typedef struct naive_seq {
     bool live;
     uint64_t handle;
     uint32_t model;
-    int session;       // slot, -1 = none
-    int name;          // -1 = not kept
-    uint64_t ttl, end; // end: UINT64_MAX = never
-    int step;          // slot, -1 = none
-    uint32_t len;
+    int session;         // slot, -1 = none
+    int name;            // -1 = not kept
+    uint64_t ttl, end;   // end: UINT64_MAX = never
+    int step;            // slot, -1 = none
+    uint32_t len, known; // of len, from the first on: tokens that came with ids
     uint32_t tokens[NAIVE_MAX_LEN];
     uint32_t blocks[NAIVE_GROUPS][NAIVE_SEQ_BLOCKS]; // numbers of blocks
 } naive_seq;
 
 typedef struct naive_step_seq {
-    uint32_t seq, new_len, reserve;
-    uint32_t tokens[NAIVE_MAX_LEN];                  // [new_len]
+    uint32_t seq, new_len, reserve, cached;
+    bool with_ids;
+    uint32_t ids[NAIVE_MAX_LEN];    // [new_len]
+    uint32_t copied[NAIVE_GROUPS];  // number of the cached block of which rows are copied, + 1
+    uint32_t tokens[NAIVE_MAX_LEN]; // [new_len]
     uint32_t blocks[NAIVE_GROUPS][NAIVE_SEQ_BLOCKS]; // while the step is open
 } naive_step_seq;
 
@@ -79,7 +83,9 @@ typedef struct naive {
     naive_session sessions[NAIVE_SESSIONS];
     uint32_t users[NAIVE_BLOCKS]; // of a block: sequences and steps that hold its number
     uint8_t tenant[NAIVE_BLOCKS], shape[NAIVE_BLOCKS];
-    uint32_t in_use[4]; // blocks, by shape
+    uint32_t entry[NAIVE_BLOCKS]; // of a block with users: where kvcache has it
+    bool indexed[NAIVE_BLOCKS];   // it is found by its tokens, so a writer copies it
+    uint32_t in_use[4];           // blocks, by shape
     uint32_t tenant_blocks[NAIVE_TENANTS];
     uint32_t next_token, next_block;
 } naive;
@@ -98,7 +104,9 @@ void naive_need(const naive *n, const naive_step_seq *seqs, uint32_t num, uint32
 // naive_held counts the different blocks that sequences hold, by shape.
 void naive_held(const naive *n, const naive_step_seq *seqs, uint32_t num, uint32_t held[4]);
 
-void naive_open(naive *n, int step); // fills the blocks of the step's sequences
+// naive_open fills the blocks of the step's sequences but those that were found in the cache, which
+// are there.
+void naive_open(naive *n, int step);
 // naive_end ends a step: accepted [num_seqs] tokens count, path[i] [accepted[i]] says which of the
 // new ones (NULL = the first).  accepted NULL = aborted.
 void naive_end(naive *n, int step, const uint32_t *accepted, const uint32_t *const *path);

@@ -4,7 +4,9 @@
 // that are made from that value; so whether sharing, copies, moves, truncating, forking and freeing
 // are right is seen in the bytes that a sequence's table leads to.  New rows are written with
 // garbage when the step opens and rightly before its commit, reserved ones only with garbage: what
-// one sequence writes must never be seen by another.  After every operation the numbers of blocks
+// one sequence writes must never be seen by another.  Where token ids are given they are few, so
+// that prompts begin alike, and a token's value is made of all ids up to it: rows that a step finds
+// in the prefix cache are right when their bytes are.  After every operation the numbers of blocks
 // are compared; the bytes of some sequences often, of all sequences now and then.
 //
 // ATTND_TEST_SEED and ATTND_TEST_CHANGES choose another run.
@@ -13,6 +15,7 @@
 #include <string.h>
 
 #include "kvcache/kv_cache.h"
+#include "kvcache/kv_pool.h"
 #include "tests/check_main.h"
 #include "tests/unit/kvcache/kv_naive.h"
 #include "tests/unit/kvcache/kv_rows.h"
@@ -42,6 +45,7 @@ static uint64_t seed, rng, now_ms;
 static uint32_t op;
 static attnd_errinfo info;
 static uint32_t done, refused, waits, moved, copied, closed; // how often the run came by
+static uint32_t found_blocks, found_rows;                    // likewise
 
 // Blocks of 256, 512 and 768 bytes: 8, 4 and 2 a slab.
 static const uint32_t shape_bytes[] = {256, 512, 768}, shape_slab[] = {8, 4, 2};
@@ -74,14 +78,24 @@ static uint32_t below(uint32_t limit) {
     return (uint32_t)((rng >> 32) * limit >> 32);
 }
 
+// value_of makes the value of a token from that of the one before it and its id.
+static uint32_t value_of(uint32_t before, uint32_t id) {
+    uint64_t h = ((uint64_t)before << 32 | id) + UINT64_C(0x9e3779b97f4a7c15);
+    h = (h ^ h >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    h = (h ^ h >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (uint32_t)(h ^ h >> 31);
+}
+
 static bool chance(uint32_t percent) {
     return below(100) < percent;
 }
 
 // ---- bytes
 
-// write_rows writes tokens [num] behind the committed ones of sequence i of a step, all groups.
-static void write_rows(const naive_step *st, uint32_t i, const uint32_t *tokens, uint32_t num) {
+// write_rows writes tokens [from, num) behind the committed ones of sequence i of a step, all
+// groups.
+static void write_rows(const naive_step *st, uint32_t i, uint32_t from, const uint32_t *tokens,
+                       uint32_t num) {
     const naive_seq *s = &n.seqs[st->seqs[i].seq];
     const kv_model_spec *spec = kv_model_get(kv, n.models[s->model].index);
     for (uint32_t g = 0; g < spec->num_groups; g++) {
@@ -89,8 +103,21 @@ static void write_rows(const naive_step *st, uint32_t i, const uint32_t *tokens,
         const uint32_t *table = kv_step_table(kv, st->handle, i, g, &entries);
         CHECK(table && entries == naive_blocks(s->len + st->seqs[i].new_len + st->seqs[i].reserve,
                                                spec->groups[g].block_tokens));
-        for (uint32_t t = 0; t < num; t++) {
+        for (uint32_t t = from; t < num; t++) {
             rows_write(spec, g, memory, table, s->len + t, tokens[t]);
+        }
+    }
+}
+
+// check_found checks the rows that were found for sequence i of a step.
+static void check_found(const naive_step *st, uint32_t i) {
+    const naive_seq *s = &n.seqs[st->seqs[i].seq];
+    const kv_model_spec *spec = kv_model_get(kv, n.models[s->model].index);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t entries;
+        const uint32_t *table = kv_step_table(kv, st->handle, i, g, &entries);
+        for (uint32_t t = 0; t < st->seqs[i].cached; t++) {
+            CHECK(rows_right(spec, g, memory, table, s->len + t, st->seqs[i].tokens[t]));
         }
     }
 }
@@ -349,10 +376,26 @@ static void op_expire(int session) {
 
 // ---- steps
 
+// look_for_nodes asks which of the last blocks are found by their tokens: the one thing that is
+// taken from kvcache.  If it were wrong, a block would be written that others find.
+static void look_for_nodes(const naive_step *st) {
+    for (uint32_t i = 0; i < st->num_seqs; i++) {
+        const naive_seq *s = &n.seqs[st->seqs[i].seq];
+        const naive_model *m = &n.models[s->model];
+        for (uint32_t g = 0; g < m->num_groups; g++) {
+            if (s->len % m->block_tokens[g]) {
+                uint32_t last = s->blocks[g][s->len / m->block_tokens[g]];
+                n.indexed[last] = kv_pool_is_indexed(kv, n.entry[last]);
+            }
+        }
+    }
+}
+
 // expect_room returns whether the step fits now, by the public counters, and checks *may_wait when
 // it does not: against what would be left if all others were gone.
 static attnd_err expect_room(const naive_step *st, uint32_t tenant, bool got_wait, attnd_err got) {
     uint32_t need[4], held[4], total = 0, all_held = 0, slabs = 0, least = 0, most = 0;
+    look_for_nodes(st);
     naive_need(&n, st->seqs, st->num_seqs, need);
     naive_held(&n, st->seqs, st->num_seqs, held);
     kv_info all;
@@ -371,15 +414,101 @@ static attnd_err expect_room(const naive_step *st, uint32_t tenant, bool got_wai
         most += naive_blocks(need[s], shape_slab[s]) + held[s];
     }
     uint32_t quota = n.quota[tenant];
-    bool over = quota > 0 && total > 0 && n.tenant_blocks[tenant] + total > quota;
+    bool over = quota > 0 && total > 0 &&
+                n.tenant_blocks[tenant] + kv_tenant_cached(kv, tenants[tenant]) + total > quota;
     if (!over && slabs <= all.unassigned_slabs) {
-        return ATTND_OK;
+        return ATTND_OK; // without evicting or finding any
     }
     bool never = (quota > 0 && all_held + total > quota) || least > SLABS;
     bool sure = (quota == 0 || all_held + total <= quota) && most <= SLABS;
     CHECK(got != ATTND_ENOSPC || !never || !got_wait);
     CHECK(got != ATTND_ENOSPC || !sure || got_wait);
     return ATTND_ENOSPC;
+}
+
+// make_tokens makes the new tokens of a sequence, with ids or without.
+static void make_tokens(naive_step_seq *in, bool read) {
+    const naive_seq *s = &n.seqs[in->seq];
+    uint32_t value = s->len ? s->tokens[s->len - 1] : s->model;
+    in->with_ids = n.models[s->model].has_tree && !read && chance(80);
+    for (uint32_t t = 0; t < in->new_len; t++) {
+        in->ids[t] = in->with_ids ? chance(15) : ++n.next_token;
+        value = in->tokens[t] = value_of(value, in->ids[t]);
+    }
+}
+
+// shared_tokens returns how many of the new tokens, in whole blocks, the step must find: those that
+// a sequence has committed with their ids.
+static uint32_t shared_tokens(const naive_step_seq *in) {
+    const naive_seq *s = &n.seqs[in->seq];
+    uint32_t block_tokens = n.models[s->model].block_tokens[0], most = 0;
+    if (!in->with_ids || s->known != s->len || s->len % block_tokens || in->new_len < 2) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < NAIVE_SEQS; i++) {
+        const naive_seq *other = &n.seqs[i];
+        for (uint32_t b = 1; other->live && other->model == s->model; b++) {
+            uint32_t len = s->len + b * block_tokens;
+            if (len > other->known || b * block_tokens > in->new_len - 1 ||
+                other->tokens[len - 1] != in->tokens[b * block_tokens - 1]) {
+                break;
+            }
+            most = b * block_tokens > most ? b * block_tokens : most;
+        }
+    }
+    return most;
+}
+
+// number_of returns the number of the block that kvcache has at an entry, with one user more.
+static uint32_t number_of(const naive_model *m, uint32_t g, uint32_t entry) {
+    for (uint32_t b = 0; b < NAIVE_BLOCKS; b++) {
+        if (n.users[b] && n.entry[b] == entry) {
+            naive_hold(&n, b);
+            return b;
+        }
+    }
+    uint32_t b = naive_new_block(&n, m->tenant, m->shape[g]); // nobody used it
+    n.entry[b] = entry;
+    return b;
+}
+
+// take_found gives sequence i of a step the blocks that were found.
+static void take_found(naive_step *st, uint32_t i, const kv_copy *copies, uint32_t num_copies) {
+    naive_step_seq *in = &st->seqs[i];
+    const naive_seq *s = &n.seqs[in->seq];
+    const naive_model *m = &n.models[s->model];
+    uint32_t entries;
+    for (uint32_t g = 0; g < m->num_groups && in->cached; g++) {
+        const uint32_t *table = kv_step_table(kv, st->handle, i, g, &entries);
+        uint32_t have = s->len / m->block_tokens[g], num = in->cached / m->block_tokens[g];
+        for (uint32_t b = have; b < have + num; b++) {
+            in->blocks[g][b] = number_of(m, g, table[b]);
+            found_blocks++;
+        }
+        for (uint32_t c = 0; c < num_copies && in->cached % m->block_tokens[g]; c++) {
+            if (copies[c].group == g && copies[c].dst == table[have + num]) {
+                in->copied[g] = number_of(m, g, copies[c].src) + 1;
+                found_rows += copies[c].num_tokens;
+            }
+        }
+        CHECK(in->cached % m->block_tokens[g] == 0 || in->copied[g]);
+    }
+}
+
+// note_entries notes where kvcache has the blocks of a step.
+static void note_entries(const naive_step *st) {
+    for (uint32_t i = 0; i < st->num_seqs; i++) {
+        const naive_step_seq *in = &st->seqs[i];
+        const naive_seq *s = &n.seqs[in->seq];
+        const naive_model *m = &n.models[s->model];
+        for (uint32_t g = 0; g < m->num_groups; g++) {
+            uint32_t entries;
+            const uint32_t *table = kv_step_table(kv, st->handle, i, g, &entries);
+            for (uint32_t b = 0; b < entries; b++) {
+                n.entry[in->blocks[g][b]] = table[b];
+            }
+        }
+    }
 }
 
 // choose fills a step with different idle sequences of the session and of one model.
@@ -400,29 +529,38 @@ static bool choose(naive_step *st, int session, uint32_t *model) {
             *model = n.seqs[seq].model;
             uint32_t room = NAIVE_MAX_LEN - n.seqs[seq].len;
             in->new_len = read ? 0 : below((room < 12 ? room : 12) + 1);
+            make_tokens(in, read);
             in->reserve = read || chance(70) ? 0 : below(room - in->new_len + 1) % 6;
         }
     }
     return st->num_seqs > 0;
 }
 
-static void opened(naive_step *st, int slot, int session, kv_request rq, const kv_step_seq *seqs) {
+static void opened(naive_step *st, int slot, int session, kv_request rq, const kv_step_seq *seqs,
+                   const kv_copy *copies, uint32_t num_copies) {
     uint32_t values[2 * NAIVE_STEP_SEQS], garbage[NAIVE_MAX_LEN];
+    for (uint32_t i = 0; i < st->num_seqs; i++) {
+        st->seqs[i].cached = seqs[i].cached;
+        CHECK(seqs[i].cached >= shared_tokens(&st->seqs[i]));
+        CHECK(seqs[i].cached == 0 || (st->seqs[i].with_ids && seqs[i].cached < seqs[i].new_len));
+    }
+    for (uint32_t i = 0; i < st->num_seqs; i++) {
+        take_found(st, i, copies, num_copies);
+    }
     naive_open(&n, slot);
+    note_entries(st);
     st->live = true;
     for (uint32_t t = 0; t < NAIVE_MAX_LEN; t++) {
         garbage[t] = ++n.next_token;
     }
     for (uint32_t i = 0; i < st->num_seqs; i++) {
         naive_step_seq *in = &st->seqs[i];
-        CHECK(seqs[i].committed == n.seqs[in->seq].len && seqs[i].cached == 0);
+        CHECK(seqs[i].committed == n.seqs[in->seq].len);
         values[2 * i] = seqs[i].committed;
-        values[2 * i + 1] = 0;
+        values[2 * i + 1] = seqs[i].cached;
         check_rows(st, i);
-        write_rows(st, i, garbage, in->new_len + in->reserve);
-        for (uint32_t t = 0; t < in->new_len; t++) {
-            in->tokens[t] = ++n.next_token;
-        }
+        check_found(st, i);
+        write_rows(st, i, in->cached, garbage, in->new_len + in->reserve);
     }
     answered(session, rq, KV_OP_STEP, st->handle, values, 2 * st->num_seqs);
 }
@@ -437,8 +575,10 @@ static void op_open(int session) {
     kv_step_seq seqs[NAIVE_STEP_SEQS];
     for (uint32_t i = 0; i < st->num_seqs; i++) {
         const naive_step_seq *in = &st->seqs[i];
-        seqs[i] = (kv_step_seq){
-            .seq = n.seqs[in->seq].handle, .new_len = in->new_len, .reserve = in->reserve};
+        seqs[i] = (kv_step_seq){.seq = n.seqs[in->seq].handle,
+                                .new_len = in->new_len,
+                                .reserve = in->reserve,
+                                .tokens = in->with_ids ? in->ids : NULL};
     }
     kv_request rq = request(session);
     bool may_wait = false;
@@ -447,11 +587,11 @@ static void op_open(int session) {
     attnd_err want = expect_room(st, n.sessions[session].tenant, false, ATTND_OK);
     attnd_err err = kv_step_open(kv, rq, n.models[model].index, seqs, st->num_seqs, &st->handle,
                                  &copies, &num_copies, &may_wait, &info);
-    CHECK_ERR(err, want);
+    CHECK(err == want || (want == ATTND_ENOSPC && err == ATTND_OK)); // some made way, or were found
     if (err == ATTND_OK) {
         ATTND_CK_OK(kv_copy_run(kv, copies, num_copies, NULL));
         copied += num_copies;
-        opened(st, slot, session, rq, seqs);
+        opened(st, slot, session, rq, seqs, copies, num_copies);
     } else {
         expect_room(st, n.sessions[session].tenant, may_wait, err);
         refused++;
@@ -475,7 +615,7 @@ static int pick_step(int session) {
 static uint32_t gather(const naive_step *st, uint32_t i, uint32_t path[NAIVE_MAX_LEN]) {
     uint32_t num_path = 0, num;
     kv_copy moves[NAIVE_MAX_LEN * NAIVE_GROUPS];
-    for (uint32_t t = 0; t < st->seqs[i].new_len; t++) {
+    for (uint32_t t = 0; t < st->seqs[i].new_len - st->seqs[i].cached; t++) {
         if (chance(60)) {
             path[num_path++] = t;
         }
@@ -502,21 +642,24 @@ static void op_commit(int session) {
     }
     uint32_t accepted[NAIVE_STEP_SEQS], lens[NAIVE_STEP_SEQS];
     uint32_t paths[NAIVE_STEP_SEQS][NAIVE_MAX_LEN];
-    const uint32_t *path[NAIVE_STEP_SEQS];
+    const uint32_t *path[NAIVE_STEP_SEQS], *ids[NAIVE_STEP_SEQS];
     for (uint32_t i = 0; i < st->num_seqs; i++) {
-        const naive_step_seq *in = &st->seqs[i];
-        write_rows(st, i, in->tokens, in->new_len);
+        naive_step_seq *in = &st->seqs[i];
+        write_rows(st, i, in->cached, in->tokens, in->new_len);
         check_rows(st, i);
-        bool tree = chance(30);
+        check_found(st, i);
+        bool tree = chance(30) && !in->cached;
         path[i] = tree ? paths[i] : NULL;
         accepted[i] = tree ? gather(st, i, paths[i])
-                           : in->new_len - (chance(60) ? 0 : below(in->new_len + 1));
+                           : in->new_len - (chance(60) ? 0 : below(in->new_len - in->cached + 1));
+        in->with_ids &= !tree; // other rows than those of the sequence of these ids
+        ids[i] = in->with_ids ? in->ids : NULL;
         lens[i] = n.seqs[in->seq].len + accepted[i];
     }
     accepted[0] += 100;
     CHECK_ERR(kv_step_commit(kv, rq, st->handle, accepted, st->num_seqs, &info), ATTND_EINVAL);
     accepted[0] -= 100;
-    CHECK_ERR(kv_step_commit(kv, rq, st->handle, accepted, st->num_seqs, &info), ATTND_OK);
+    CHECK_ERR(kv_step_commit_ids(kv, rq, st->handle, accepted, ids, st->num_seqs, &info), ATTND_OK);
     answered(session, rq, KV_OP_COMMIT, st->handle, lens, st->num_seqs);
     naive_end(&n, slot, accepted, path);
 }
@@ -654,6 +797,7 @@ static void make_model(uint32_t i, uint32_t tenant, uint32_t num_groups,
         m->block_tokens[g] = groups[g].block_tokens;
         m->shape[g] = shape[g];
     }
+    m->has_tree = groups[num_groups - 1].block_tokens == 4;
     CHECK_ERR(kv_model_open(kv, &spec, &m->index, &info), ATTND_OK);
 }
 
@@ -668,11 +812,14 @@ static void start(void) {
         .max_sessions = NAIVE_SESSIONS,
         .max_steps = NAIVE_STEPS,
         .max_step_seqs = NAIVE_STEP_SEQS,
+        .prefix_blocks = SLABS * 8,
+        .prefix_block_tokens = 4,
     };
     // layers, kv_heads, k_row_bytes, v_row_bytes, block_tokens: 256, 420, 384, 128, 672 bytes
     const kv_group_spec two[] = {{2, 2, 8, 8, 4, -1}, {1, 3, 12, 8, 7, 20}};
     const kv_group_spec one[] = {{1, 3, 24, 8, 4, -1}};
     const kv_group_spec wide[] = {{1, 1, 20, 12, 4, -1}, {3, 2, 8, 8, 7, 5}};
+    const kv_group_spec tree[] = {{2, 2, 8, 8, 4, -1}, {1, 3, 24, 8, 4, -1}};
     memset(&n, 0, sizeof(n));
     CHECK_ERR(kv_create(&kv, &arena, &opts, &info), ATTND_OK);
     CHECK_ERR(kv_tenant_set(kv, "t0", 0, &tenants[0]), ATTND_OK);
@@ -680,6 +827,7 @@ static void start(void) {
     make_model(0, 0, 2, two, (const uint32_t[]){0, 1});
     make_model(1, 0, 1, one, (const uint32_t[]){1});
     make_model(2, 1, 2, wide, (const uint32_t[]){0, 2});
+    make_model(3, 0, 2, tree, (const uint32_t[]){0, 1});
     for (int i = 0; i < NAIVE_SESSIONS; i++) {
         open_session(i);
     }
@@ -742,9 +890,14 @@ START_TEST(kv_cache_agrees_with_the_naive_model) {
     op_expire(-1);
     compare_all();
     CHECK(kv_check_full(kv, &info));
-    printf("kv_random changes=%u of=%u refused=%u may_wait=%u copies=%u moves=%u sessions=%u\n",
-           done, op, refused, waits, copied, moved, closed);
-    CHECK(changes < 10000 || (refused && waits && waits < refused && copied && moved && closed));
+    kv_info all;
+    kv_get_info(kv, &all);
+    printf("kv_random changes=%u of=%u refused=%u may_wait=%u copies=%u moves=%u sessions=%u "
+           "found blocks=%u rows=%u evicted=%" PRIu64 "\n",
+           done, op, refused, waits, copied, moved, closed, found_blocks, found_rows,
+           all.evictions);
+    CHECK(changes < 10000 || (refused && waits && waits < refused && copied && moved && closed &&
+                              found_blocks && found_rows && all.evictions));
     kv_free(kv);
 }
 END_TEST
