@@ -24,6 +24,7 @@ enum {
     KV_NAME_BYTES = 64,  // of models, tenants and kept sequences, NUL included
     KV_DIGEST_BYTES = 32,
     KV_SECRET_BYTES = 16,
+    KV_MAX_PRIORITY = 255,
     KV_REPLY_WINDOW = 64, // request ids below the highest seen for which replies are kept
 };
 
@@ -95,9 +96,10 @@ uint64_t kv_recover_arena_bytes(int fd);
 // ATTND_ENOSPC when max_tenants exist.
 attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, uint32_t *tenant);
 
-// kv_tenant_floor sets how many of the blocks that a tenant has, in use or cached, others leave it
-// when they need some; 0 = none.  ATTND_EINVAL: no such tenant.
-attnd_err kv_tenant_floor(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks);
+// kv_tenant_cache sets how many of the blocks that a tenant has, in use or cached, others leave it
+// when they need some, and the priority of what it caches from now on: blocks of a lower one are
+// evicted first.  ATTND_EINVAL: no such tenant, or a priority above KV_MAX_PRIORITY.
+attnd_err kv_tenant_cache(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks, uint32_t priority);
 
 // ---- models
 

@@ -68,7 +68,7 @@
 
 enum {
     KV_OWNER_BITS = 24,
-    KV_LEDGER_VERSION = 3,
+    KV_LEDGER_VERSION = 4,
     KV_SUM_BYTES = 256, // a unit
     KV_SUM_WORDS = KV_SUM_BYTES / 4,
     KV_REPLIES = KV_REPLY_WINDOW + 1, // the highest id and those below it
@@ -99,6 +99,7 @@ typedef struct kv_led_tenant {
     char name[KV_NAME_BYTES]; // "" = free
     uint32_t quota_blocks;    // in use and cached, 0 = none
     uint32_t floor_blocks;    // that others leave it of what it has
+    uint32_t priority;        // of what it caches
 } kv_led_tenant;
 
 typedef struct kv_led_model {

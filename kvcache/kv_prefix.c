@@ -402,7 +402,7 @@ uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const u
     }
     grow_old(kv);
     const kv_led_node live = {
-        .owner = model + 1,
+        .owner = (model + 1) | kv->tenants[kv->models[model].spec.tenant].priority << KV_OWNER_BITS,
         .generation = kv->nodes[node].generation + 1,
         .parent = link_of(parent),
         .parent_generation = parent == KV_NONE ? 0 : kv->nodes[parent].generation,

@@ -31,12 +31,14 @@ attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, u
 }
 
 // Committed by the record that holds the floor.
-attnd_err kv_tenant_floor(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks) {
-    if (tenant >= kv->lists->tenants.used || !kv->tenants[tenant].name[0]) {
+attnd_err kv_tenant_cache(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks, uint32_t priority) {
+    if (tenant >= kv->lists->tenants.used || !kv->tenants[tenant].name[0] ||
+        priority > KV_MAX_PRIORITY) {
         return ATTND_EINVAL;
     }
     kv_redo_begin(kv);
     kv_redo_put(kv, &kv->tenants[tenant].floor_blocks, floor_blocks);
+    kv_redo_put(kv, &kv->tenants[tenant].priority, priority);
     kv_redo_commit(kv);
     return ATTND_OK;
 }

@@ -32,7 +32,7 @@ typedef struct srv_conf_tenant {
     char name[SRV_CONF_NAME_BYTES];
     srv_conf_uids uids;    // none = any user may be this tenant
     uint64_t quota_blocks; // 0 = none
-    uint64_t floor_blocks;
+    uint64_t floor_blocks, cache_priority;
     uint64_t share;
 } srv_conf_tenant;
 

@@ -130,7 +130,8 @@ attnd_err srv_core_apply_tenants(srv_core *core, attnd_errinfo *info) {
         attnd_err err = kv_tenant_set(core->kv, tenant->name, (uint32_t)tenant->quota_blocks,
                                       &core->tenants[i]);
         if (!err) {
-            err = kv_tenant_floor(core->kv, core->tenants[i], (uint32_t)tenant->floor_blocks);
+            err = kv_tenant_cache(core->kv, core->tenants[i], (uint32_t)tenant->floor_blocks,
+                                  (uint32_t)tenant->cache_priority);
         }
         if (err) {
             return attnd_fail(info, err, "tenant", "tenant %s cannot be made", tenant->name);

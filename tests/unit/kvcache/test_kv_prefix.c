@@ -328,7 +328,7 @@ END_TEST
 START_TEST(a_floor_is_left_to_its_tenant) {
     uint32_t t[4 * FIX_BLOCKS], other, mine = f.model;
     leave(ids(t, 40, 1), 40);
-    ATTND_CK_OK(kv_tenant_floor(f.kv, f.tenant, 4));
+    ATTND_CK_OK(kv_tenant_cache(f.kv, f.tenant, 4, 0));
     ATTND_CK_OK(kv_tenant_set(f.kv, "u", 0, &other));
     kv_model_spec spec = fix_spec("m", other);
     uint64_t session = f.session;
@@ -344,6 +344,43 @@ START_TEST(a_floor_is_left_to_its_tenant) {
     f.session = session;
     f.model = mine;
     ck_assert_uint_eq(found(t, 40), 16);
+}
+END_TEST
+
+START_TEST(what_has_a_lower_priority_goes_first) {
+    uint32_t a[16], b[16];
+    ATTND_CK_ERR(kv_tenant_cache(f.kv, f.tenant, 0, KV_MAX_PRIORITY + 1), ATTND_EINVAL);
+    ATTND_CK_OK(kv_tenant_cache(f.kv, f.tenant, 0, 7));
+    leave(ids(a, 9, 100), 8);
+    ATTND_CK_OK(kv_tenant_cache(f.kv, f.tenant, 0, 3));
+    leave(ids(b, 9, 200), 8); // used last
+    uint64_t seq = fix_seq(&f);
+    opened o = open_ids(seq, NULL, 4 * (FIX_BLOCKS - 2));
+    ATTND_CK_OK(kv_step_abort(f.kv, fix_rq(&f), o.step));
+    ck_assert_uint_eq(found(a, 9), 8);
+    ck_assert_uint_eq(found(b, 9), 0);
+}
+END_TEST
+
+START_TEST(a_kept_sequence_pins_its_prefix_for_its_time) {
+    uint32_t a[16];
+    bool may_wait;
+    uint64_t seq = fix_seq(&f), kept = f.session;
+    opened o = open_ids(seq, ids(a, 9, 100), 8);
+    commit_ids(&o, a, 8);
+    ATTND_CK_OK(kv_seq_keep(f.kv, fix_rq(&f), seq, "prompt", 1000, &f.info));
+    ATTND_CK_OK(kv_session_close(f.kv, kept, 5000));
+    ATTND_CK_OK(kv_session_open(f.kv, f.tenant, (const uint8_t[KV_SECRET_BYTES]){2}, &f.session));
+    o = (opened){.seq = fix_seq(&f)};
+    ATTND_CK_ERR(try_open(&o, NULL, 4 * (FIX_BLOCKS - 1), &may_wait), ATTND_ENOSPC);
+    ck_assert_uint_eq(found(a, 9), 8);
+    ck_assert_uint_eq(kv_expire(f.kv, 5999), 6000);
+    ATTND_CK_ERR(try_open(&o, NULL, 4 * (FIX_BLOCKS - 1), &may_wait), ATTND_ENOSPC);
+    kv_expire(f.kv, 6000);
+    ck_assert_uint_eq(found(a, 9), 8); // nobody needed it yet
+    o = open_ids(o.seq, NULL, 4 * (FIX_BLOCKS - 1));
+    ATTND_CK_OK(kv_step_abort(f.kv, fix_rq(&f), o.step));
+    ck_assert_uint_eq(found(a, 9), 4);
 }
 END_TEST
 
@@ -453,6 +490,8 @@ static Suite *suite(void) {
     tcase_add_test(t, a_quota_counts_cached_blocks_and_evicts_ones_own);
     tcase_add_test(t, a_slab_of_cached_blocks_goes_to_another_class);
     tcase_add_test(t, a_floor_is_left_to_its_tenant);
+    tcase_add_test(t, what_has_a_lower_priority_goes_first);
+    tcase_add_test(t, a_kept_sequence_pins_its_prefix_for_its_time);
     suite_add_tcase(s, t);
     t = tcase_create("restart");
     tcase_add_checked_fixture(t, set_up, tear_down);
