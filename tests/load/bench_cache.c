@@ -57,14 +57,16 @@ static attnd_err fill_cell(const bench_replay *r, const table *t, cell *c, attnd
     return err;
 }
 
-// set_sizes takes --blocks, a number or a percentage, or the default shares.
+// set_sizes takes --blocks, a number or a percentage, or the default shares, of which those that
+// the longest prompt would not fit are made to.
 static attnd_err set_sizes(table *t, attnd_errinfo *info) {
     const char *text = t->opts->blocks;
     double unique = t->info.unique_blocks;
     if (!text) {
         t->num = sizeof(default_shares) / sizeof(default_shares[0]);
         for (uint32_t i = 0; i < t->num; i++) {
-            t->cells[i].blocks = (uint32_t)(default_shares[i] * unique / 100);
+            uint32_t blocks = (uint32_t)(default_shares[i] * unique / 100);
+            t->cells[i].blocks = blocks > t->info.longest ? blocks : t->info.longest;
         }
         return ATTND_OK;
     }
