@@ -131,6 +131,13 @@ static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_r
     r->tree_words = ceil_div(row->q_len, 64);
 }
 
+// section_heads returns how many KV heads a section has: as many as fit, in sections of equal size.
+static int32_t section_heads(const attn_shape *shape, int32_t kv_len) {
+    int64_t bytes = (int64_t)kv_len * shape->head_dim * 4; // keys and values of a head
+    int64_t sections = (shape->kv_heads * bytes - 1) / ATTN_PREFILL_SECTION_BYTES + 1;
+    return sections >= shape->kv_heads ? 1 : ceil_div(shape->kv_heads, (int32_t)sections);
+}
+
 // set_tiles cuts the query rows, and returns the tasks of a record.
 static uint64_t set_tiles(const attn_params *p, const attn_row *row, int32_t tile_rows,
                           attn_prefill_record *r) {
@@ -148,6 +155,7 @@ static uint64_t set_tiles(const attn_params *p, const attn_row *row, int32_t til
         r->block_tiles = ceil_div(min_of(r->q_block, r->q_end - r->block_first), r->tile_tokens);
         r->num_tiles = r->block_tiles * ceil_div(r->q_end - r->block_first, r->q_block);
     }
+    r->section_heads = section_heads(&p->shape, row->kv_len);
     return (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads);
 }
 

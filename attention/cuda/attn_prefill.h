@@ -4,8 +4,9 @@
 // ATTN_PREFILL_ROWS rows: some tokens by the heads of a KV head's group.  A *task* is a tile of a
 // KV head; the tasks of a launch are numbered, and CTAs take one after another:
 //     records   the one whose longest tile sees most keys first
-//     in one    the last tokens first (of causal rows they see most), each for all KV heads, so
-//               that keys are read by several CTAs at a time
+//     in one    a section of KV heads after another, so many heads that the L2 holds their keys
+//               and values; in a section the last tokens first (of causal rows they see most),
+//               each for all heads, so that keys are read by several CTAs at a time
 // Nothing is listed a task: a CTA finds the record by task_end and the rest by division.
 //
 // *Units* are what the prepare kernel does before, in the same launch: a new token to be rotated
@@ -38,6 +39,7 @@ enum {
     ATTN_PREFILL_FEW_KEYS = 2048,
     ATTN_PREFILL_LEAST_RECORDS = 58,
     ATTN_PREFILL_MEASURED = -1,
+    ATTN_PREFILL_SECTION_BYTES = 24 << 20, // keys and values of a section, of an L2 of 50 MB
 };
 
 enum {
@@ -79,7 +81,7 @@ typedef struct attn_prefill_record {
     float attention_factor;
     float scale_log2;          // |scale| * log2(e)
     float cap_log2, cap_scale; // softcap * log2(e), |scale| / softcap; 0 = off
-    int32_t reserved[1];
+    int32_t section_heads;     // KV heads of a section; the last one may have fewer
 } attn_prefill_record;
 
 // attn_prefill_tile is the query rows of a task: row r is token token_first + r / tile_heads, head
@@ -133,8 +135,13 @@ ATTN_PREFILL_BOTH attn_prefill_tile attn_prefill_tile_of(const attn_prefill_reco
                                                          int32_t number, int32_t kv_heads,
                                                          int32_t group) {
     attn_prefill_tile t;
-    t.kv_head = number % kv_heads;
-    number /= kv_heads;
+    int32_t section_tasks = r->num_tiles * r->head_parts * r->section_heads;
+    int32_t section_first = number / section_tasks * r->section_heads;
+    int32_t section_heads =
+        kv_heads - section_first < r->section_heads ? kv_heads - section_first : r->section_heads;
+    number %= section_tasks;
+    t.kv_head = section_first + number % section_heads;
+    number /= section_heads;
     t.head_first = number % r->head_parts * r->tile_heads;
     t.heads = group - t.head_first < r->tile_heads ? group - t.head_first : r->tile_heads;
     int32_t tile = r->num_tiles - 1 - number / r->head_parts;

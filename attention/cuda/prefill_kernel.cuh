@@ -21,6 +21,7 @@ __device__ __forceinline__ void prefill_release(const uint64_t *empty, uint32_t 
 template <typename Traits>
 struct prefill_consumer {
     using rows = prefill_rows<Traits>;
+    using weights = typename rows::weights;
 
     typename Traits::smem &s;
     const prefill_args &args;
@@ -48,49 +49,84 @@ struct prefill_consumer {
     // entered is what a consumer keeps of a task.
     struct entered {
         uint32_t place;
-        bool is_bent;
-        int2 full; // keys that all query rows of this consumer see
+        bool is_bent, is_listed;
+        int2 full;        // keys that all query rows of this consumer see
+        int32_t last_key; // of the last step, without a block mask
         uint64_t q;
+        float c; // makes logits of base 2 of scores
     };
 
     __device__ __forceinline__ entered enter(uint32_t place) const {
         const attn_prefill_record &r = s.records[place];
-        const attn_prefill_tile &t = s.tasks[place].tile;
+        const prefill_task &task = s.tasks[place];
+        const attn_prefill_tile &t = task.tile;
         const int low = prefill_row_token(r, consumer * 64);
         const int high = min(prefill_row_token(r, consumer * 64 + 63), t.tokens - 1);
-        return {place, r.cap_log2 > 0 || r.alibi_slopes || r.tree_mask,
-                make_int2(r.seen_first + t.token_first + high,
-                          min(r.seen_end + t.token_first + low, r.kv_len)),
-                ptx::wgmma_tile(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes, 0)};
+        entered at;
+        at.place = place;
+        at.is_bent = r.cap_log2 > 0 || r.alibi_slopes || r.tree_mask;
+        at.is_listed = task.keys.blocks != nullptr;
+        at.full = make_int2(r.seen_first + t.token_first + high,
+                            min(r.seen_end + t.token_first + low, r.kv_len));
+        at.last_key = task.keys.first & ~(Traits::kKeys - 1);
+        at.q = ptx::wgmma_tile(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes, 0);
+        at.c = r.scale_log2;
+        return at;
     }
 
     __device__ __forceinline__ int row() const {
         return consumer * 64 + ptx::thread() % 128 / 32 * 16 + ptx::thread() % 32 / 4;
     }
 
-    static __device__ __forceinline__ bool is_masked(const prefill_step &step, int2 full) {
-        return step.key < full.x || step.key + Traits::kKeys > full.y || step.seen != 0xff;
+    static __device__ __forceinline__ bool is_masked(const prefill_step &step, const entered &at) {
+        return step.key < at.full.x || step.key + Traits::kKeys > at.full.y || step.seen != 0xff;
+    }
+
+    // next_step moves on by a step of the task, and waits for its keys.
+    __device__ __forceinline__ void next_step(prefill_step &step, const entered &at) {
+        ring.advance(Traits::kStages);
+        ring.wait_full(s.k_full);
+        if (at.is_listed) {
+            step = s.steps[ring.index];
+        } else {
+            step.key -= Traits::kKeys;
+            step.is_last = step.key <= at.last_key;
+        }
     }
 
     template <prefill_kind kKind>
     __device__ __forceinline__ float bend(float (&scores)[rows::kScores], const entered &at,
                                           const prefill_step &step) const {
-        return rows::template bend<kKind>(scores, s.records[at.place], s.tasks[at.place].tile,
-                                          row(), step, args.group);
+        if constexpr (kKind == PREFILL_PLAIN) {
+            return at.c;
+        } else {
+            return rows::template bend<kKind>(scores, s.records[at.place], s.tasks[at.place].tile,
+                                              row(), step, args.group);
+        }
     }
 
-    __device__ __forceinline__ void write(rows &x, const entered &at, float2 m, float2 l) {
-        x.write(s.records[at.place], s.tasks[at.place].tile, args.group, s.q[at.place],
-                s.out_rows[at.place], row() & ~15, m, l);
+    // bend_first masks the first step of a task, which has nearly always something to mask.
+    __device__ __forceinline__ float bend_first(float (&scores)[rows::kScores], const entered &at,
+                                                const prefill_step &step) const {
+        return is_masked(step, at) ? bend<PREFILL_MASKED>(scores, at, step)
+                                   : bend<PREFILL_PLAIN>(scores, at, step);
+    }
+
+    // write leaves the outputs of a task for those who store them.
+    __device__ __forceinline__ void write(const rows &x, const entered &at, float2 m, float2 l) {
+        const float2 by =
+            rows::quotients(s.records[at.place], s.tasks[at.place].tile, args.group, row(), m, l);
+        x.leave(s.q[at.place], row() & ~15, by);
+        prefill_release(s.out_full[at.place], (uint32_t)consumer);
     }
 
     // start computes the scores of a task's first step and their weights, nothing beside.
-    __device__ __forceinline__ void start(rows &x, const entered &at, prefill_step &step) {
+    __device__ __forceinline__ void start(rows &x, weights &p, const entered &at,
+                                          const prefill_step &step) {
         float scores[rows::kScores];
         float c;
         x.begin();
-        ring.wait_full(s.k_full);
-        step = s.steps[ring.index];
+        x.clear();
         ptx::wgmma_hold(scores);
         ptx::wgmma_begin();
         rows::score(scores, at.q, keys());
@@ -101,26 +137,25 @@ struct prefill_consumer {
         if (at.is_bent) {
             c = bend<PREFILL_BENT>(scores, at, step);
         } else {
-            c = bend<PREFILL_MASKED>(scores, at, step);
+            c = bend_first(scores, at, step);
         }
-        (void)x.weigh(scores, c);
-        x.pack(scores);
+        (void)x.raise(rows::tops(scores, c));
+        x.weigh(scores, c);
+        rows::pack(p, scores);
     }
 
     // begin_products starts the scores of a step, and O += P V of the one before, in this
     // consumer's turn, and returns when the scores are there.
     __device__ __forceinline__ void begin_products(rows &x, float (&scores)[rows::kScores],
-                                                   uint64_t q, const prefill_ring &before,
-                                                   bool adds) {
+                                                   const weights &p, uint64_t q,
+                                                   const prefill_ring &before) {
         wait_turn();
         ptx::wgmma_hold(scores);
         ptx::wgmma_hold(x.o);
         ptx::wgmma_begin();
         rows::score(scores, q, keys());
         ptx::wgmma_commit();
-        before.wait_full(s.v_full);
-        ptx::wgmma_begin();
-        x.gather(values(before.index), adds);
+        x.gather(p, values(before.index));
         ptx::wgmma_commit();
         pass_turn();
         ptx::wgmma_wait<1>();
@@ -129,56 +164,115 @@ struct prefill_consumer {
     }
 
     // end_products waits for O += P V.
-    __device__ __forceinline__ void end_products(rows &x, const prefill_ring &before) {
+    __device__ __forceinline__ void end_products(rows &x, const weights &p,
+                                                 const prefill_ring &before) {
         x.end_weigh();
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(x.o);
+        ptx::wgmma_hold(p);
         prefill_release(s.v_empty, before.index);
     }
 
-    // next computes a further step of a task.
+    // next computes a further step of a task; p are the weights of the step before.
     template <prefill_kind kKind>
-    __device__ __forceinline__ void next(rows &x, const entered &at, const prefill_step &step,
-                                         const prefill_ring &before, bool adds) {
+    __device__ __forceinline__ void next(rows &x, weights &p, const entered &at,
+                                         const prefill_step &step, const prefill_ring &before) {
         float scores[rows::kScores];
-        begin_products(x, scores, at.q, before, adds);
+        begin_products(x, scores, p, at.q, before);
         const float c = bend<kKind>(scores, at, step);
-        const float2 shrink = x.weigh(scores, c);
-        end_products(x, before);
-        x.scale(shrink);
-        x.pack(scores);
+        float2 shrink;
+        const bool rises = x.raise_if(scores, c, &shrink);
+        x.weigh(scores, c);
+        end_products(x, p, before);
+        if (rises) {
+            x.scale(shrink);
+        }
+        rows::pack(p, scores);
     }
 
-    // cross ends a task and begins another, in one: the products overlap as within a task.
-    __device__ __forceinline__ void cross(rows &x, const entered &from, const entered &to,
-                                          prefill_step &step, bool adds) {
+    // next_plain is next for a step of which every row sees all.  Its weights go to `to` while
+    // those of the step before, `from`, are still being read.
+    __device__ __forceinline__ void next_plain(rows &x, weights &to, const weights &from,
+                                               const entered &at) {
         float scores[rows::kScores];
         const prefill_ring before = ring;
         ring.advance(Traits::kStages);
-        ring.wait_full(s.k_full);
-        step = s.steps[ring.index];
-        begin_products(x, scores, to.q, before, adds);
+        const bool has_k = ring.is_full(s.k_full), has_v = before.is_full(s.v_full);
+        if (!has_k) {
+            ring.wait_full(s.k_full);
+        }
+        if (!has_v) {
+            before.wait_full(s.v_full);
+        }
+        begin_products(x, scores, from, at.q, before);
+        float2 shrink;
+        const bool rises = x.raise_if(scores, at.c, &shrink);
+        x.weigh(scores, at.c);
+        rows::pack(to, scores);
+        end_products(x, from, before);
+        if (rises) {
+            x.scale(shrink);
+        }
+    }
+
+    // are_plain says whether the next two steps behind `step` are there and plain.
+    static __device__ __forceinline__ bool are_plain(const prefill_step &step, const entered &at) {
+        const int32_t last = step.key - 2 * Traits::kKeys;
+        return !at.is_bent && !at.is_listed && last >= at.last_key && last >= at.full.x &&
+               step.key <= at.full.y;
+    }
+
+    // run_steps computes a task's further steps.
+    __device__ __forceinline__ void run_steps(rows &x, weights &p, const entered &at,
+                                              prefill_step &step) {
+        weights other;
+#pragma unroll 1
+        while (!step.is_last) {
+            if (are_plain(step, at)) {
+                next_plain(x, other, p, at);
+                next_plain(x, p, other, at);
+                step.key -= 2 * Traits::kKeys;
+                step.is_last = step.key <= at.last_key;
+                continue;
+            }
+            const prefill_ring before = ring;
+            next_step(step, at);
+            before.wait_full(s.v_full);
+            if (at.is_bent) {
+                next<PREFILL_BENT>(x, p, at, step, before);
+            } else {
+                next<PREFILL_MASKED>(x, p, at, step, before);
+            }
+        }
+    }
+
+    // cross ends a task and begins another, in one: the products overlap as within a task.
+    __device__ __forceinline__ void cross(rows &x, weights &p, const entered &from,
+                                          const entered &to, const prefill_step &step,
+                                          const prefill_ring &before) {
+        float scores[rows::kScores];
+        begin_products(x, scores, p, to.q, before);
         const float2 m = make_float2(x.m[0], x.m[1]), l = make_float2(x.l[0], x.l[1]);
         x.begin();
-        float c = bend<PREFILL_PLAIN>(scores, to, step);
-        if (is_masked(step, to.full)) {
-            c = bend<PREFILL_MASKED>(scores, to, step);
-        }
-        (void)x.weigh(scores, c);
-        end_products(x, before);
+        const float c = bend_first(scores, to, step);
+        (void)x.raise(rows::tops(scores, c));
+        x.weigh(scores, c);
+        end_products(x, p, before);
         write(x, from, m, l);
-        x.pack(scores);
+        x.clear();
+        rows::pack(p, scores);
     }
 
     // finish adds the values of a task's last step, nothing beside.
-    __device__ __forceinline__ void finish(rows &x, const entered &at, bool adds) {
+    __device__ __forceinline__ void finish(rows &x, const weights &p, const entered &at) {
         ring.wait_full(s.v_full);
         ptx::wgmma_hold(x.o);
         ptx::wgmma_begin();
-        x.gather(values(ring.index), adds);
+        x.gather(p, values(ring.index));
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(x.o);
+        ptx::wgmma_hold(p);
         prefill_release(s.v_empty, ring.index);
         ring.advance(Traits::kStages);
         ptx::bar_sync(BAR_WRITE + consumer, 128); // all warps are done with the queries
@@ -187,17 +281,43 @@ struct prefill_consumer {
 
     // write_nothing writes the outputs of a task that sees no key.
     __device__ __forceinline__ void write_nothing(rows &x, const entered &at) {
-#pragma unroll
-        for (int i = 0; i < rows::kOuts; i++) {
-            x.o[i] = 0;
-        }
+        x.clear();
         ptx::bar_sync(BAR_WRITE + consumer, 128);
         write(x, at, make_float2(-INFINITY, -INFINITY), make_float2(0, 0));
     }
 
+    // run_chain computes tasks, from one on until one does not begin with the end of another.  No
+    // return from within loops, here and in what it calls, and no branch on what was shuffled: the
+    // compiler then takes ring and places for different in the lanes, and spills.
+    __device__ __forceinline__ void run_chain(rows &x, entered at, prefill_ring &places) {
+        weights p;
+        ring.wait_full(s.k_full);
+        prefill_step step = s.steps[ring.index];
+        start(x, p, at, step);
+#pragma unroll 1
+        for (bool goes_on = true; goes_on;) {
+            run_steps(x, p, at, step);
+            places.advance(Traits::kTasks);
+            places.wait_full(s.q_full);
+            const prefill_task &task = s.tasks[places.index];
+            const entered to = enter(places.index);
+            goes_on = task.record >= 0 && !task.is_empty && !to.is_bent;
+            if (!goes_on) {
+                finish(x, p, at);
+            } else {
+                const prefill_ring before = ring;
+                ring.advance(Traits::kStages);
+                ring.wait_full(s.k_full);
+                step = s.steps[ring.index];
+                before.wait_full(s.v_full);
+                cross(x, p, at, to, step, before);
+                at = to;
+            }
+        }
+    }
+
     __device__ __forceinline__ void run() {
         prefill_ring places;
-        prefill_step step;
         rows x;
         if (consumer == Traits::kConsumers - 1) {
             pass_turn();
@@ -208,46 +328,12 @@ struct prefill_consumer {
             if (s.tasks[places.index].record < 0) {
                 break;
             }
-            entered at = enter(places.index);
+            const entered at = enter(places.index);
             if (s.tasks[at.place].is_empty) {
                 write_nothing(x, at);
-                prefill_release(s.task_empty, at.place);
                 places.advance(Traits::kTasks);
-                continue;
-            }
-            start(x, at, step);
-            bool adds = false; // the task has sums already
-#pragma unroll 1
-            for (bool goes_on = true; goes_on;) {
-#pragma unroll 1
-                while (!step.is_last) {
-                    const prefill_ring before = ring;
-                    ring.advance(Traits::kStages);
-                    ring.wait_full(s.k_full);
-                    step = s.steps[ring.index];
-                    if (at.is_bent) {
-                        next<PREFILL_BENT>(x, at, step, before, adds);
-                    } else if (is_masked(step, at.full)) {
-                        next<PREFILL_MASKED>(x, at, step, before, adds);
-                    } else {
-                        next<PREFILL_PLAIN>(x, at, step, before, adds);
-                    }
-                    adds = true;
-                }
-                const uint32_t done = places.index;
-                places.advance(Traits::kTasks);
-                places.wait_full(s.q_full);
-                const prefill_task &task = s.tasks[places.index];
-                const entered to = enter(places.index);
-                goes_on = task.record >= 0 && !task.is_empty && !to.is_bent;
-                if (goes_on) {
-                    cross(x, at, to, step, adds);
-                    at = to;
-                    adds = false;
-                } else {
-                    finish(x, at, adds);
-                }
-                prefill_release(s.task_empty, done);
+            } else {
+                run_chain(x, at, places);
             }
         }
         if (consumer == 0) {
@@ -275,15 +361,17 @@ __global__ void __launch_bounds__(prefill_traits<kHeadDim, T>::kThreads, 1)
         for (int i = 0; i < Traits::kTasks; i++) {
             ptx::mbar_init(ptx::s_addr(&s.task_full[i]), 1);
             ptx::mbar_init(ptx::s_addr(&s.q_full[i]), Traits::kQueryWarps);
-            ptx::mbar_init(ptx::s_addr(&s.task_empty[i]), Traits::kConsumerWarps + 1);
+            ptx::mbar_init(ptx::s_addr(&s.task_empty[i]), Traits::kQueryWarps + 1);
+            for (int n = 0; n < Traits::kConsumers; n++) {
+                ptx::mbar_init(ptx::s_addr(&s.out_full[i][n]), 4);
+            }
         }
         ptx::fence_mbar_init();
     }
     __syncthreads();
     ptx::grid_launch_next();
-    ptx::grid_wait();
 
-    // Roles.
+    // Roles.  Each waits by itself for the kernel in front, before what that one may write.
     if (threadIdx.x < 128) {
         ptx::give_registers<Traits::kLoaderRegisters>();
         if (threadIdx.x < 32) {
@@ -295,9 +383,9 @@ __global__ void __launch_bounds__(prefill_traits<kHeadDim, T>::kThreads, 1)
         }
     } else {
         ptx::take_registers<Traits::kConsumerRegisters>();
+        ptx::grid_wait();
         // Broadcast, so that the compiler knows that it is the same in all lanes.
-        const int consumer = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
-        prefill_consumer<Traits>(s, args, consumer).run();
+        prefill_consumer<Traits>(s, args, __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0)).run();
     }
 }
 

@@ -3,8 +3,9 @@
 //                 as the products read them
 //     warp 1      takes tasks
 //     warps 2, 3  copy the queries of a task by 16-byte cp.async, since query rows are picked from
-//                 tokens and heads, and rotate them
-// All run ahead of the consumers as far as the buffers go: tasks and queries by one task, keys by
+//                 tokens and heads, rotate them, and store the outputs, which the consumers leave
+//                 in their place; each has the rows of one consumer
+// All run ahead of the consumers as far as the buffers go: tasks and queries by two tasks, keys by
 // the stages, across tasks.
 //
 // Runs.  A box of 64 columns by 2^run_log2 tokens of one block is one copy.  The map's dimension of
@@ -65,15 +66,20 @@ struct prefill_tasks {
           ends((const attn_prefill_ends *)((const char *)a.plan + a.plan->ends_at)),
           records((const attn_prefill_record *)((const char *)a.plan + a.plan->records_at)),
           lane((int)threadIdx.x % 32), record(0), record_first(0), record_end(0), index(blockIdx.x),
-          taken(0) {
-        take();
-    }
+          taken(0) {}
 
-    // take takes the task after this one, so that the answer is there when it is wanted.
+    // take takes the task after this one, so that the answer is there when it is wanted.  The
+    // counter is the kernel's in front until that one has ended.
     __device__ void take() {
         if (index < plan->num_tasks && lane == 0) {
             taken = atomicAdd(&args.counters[0], 1);
         }
+    }
+
+    // advance moves on to the task that was taken.
+    __device__ void advance() {
+        index = gridDim.x + __shfl_sync(~0u, taken, 0);
+        take();
     }
 
     // find moves to the record of the task.  Tasks and records are taken in ascending order.
@@ -95,8 +101,8 @@ struct prefill_tasks {
         return i > 0 ? __ldg(&ends[i - 1].tasks) : 0;
     }
 
-    // next returns the next task; record -1 after the last.
-    __device__ prefill_task next() {
+    // get returns the task; record -1 after the last.
+    __device__ prefill_task get() {
         prefill_task t = {};
         t.record = -1;
         if (index >= plan->num_tasks) {
@@ -109,8 +115,6 @@ struct prefill_tasks {
             attn_prefill_tile_of(&r, (int32_t)(index - record_first), args.kv_heads, args.group);
         begin(r, t);
         t.is_empty = !prefill_next(t.keys, t.walk, args.block_tokens, lane);
-        index = gridDim.x + __shfl_sync(~0u, taken, 0);
-        take();
         return t;
     }
 
@@ -125,6 +129,7 @@ struct prefill_tasks {
         }
         task.walk.key = (keys.end + ATTN_PREFILL_KEYS - 1) & ~(ATTN_PREFILL_KEYS - 1);
         if (r.mask_start && t.tokens > 0) {
+            ptx::grid_wait();
             const int32_t q_block = t.token_first / r.q_block;
             keys.blocks = r.mask_blocks;
             keys.low = (int32_t)__ldg(r.mask_start + q_block);
@@ -224,6 +229,7 @@ struct prefill_loader {
         int32_t run_key = w.key + in_step;
         bool is_read = shows(t.keys, w, in_step);
         uint32_t entry = entry_of(r, run_key, is_read);
+        ptx::grid_wait();          // the table may be read before, but no keys
         int64_t values_offset = 0; // of the values that are still to be copied
         int32_t values_live = 0;
         const auto values_of = [&]() {
@@ -281,22 +287,24 @@ struct prefill_loader {
     }
 };
 
-// prefill_scheduler puts tasks and their records into the places.
+// prefill_schedule puts tasks and their records into the places.
 template <typename Traits>
 __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &args) {
+    constexpr int kPieces = (int)sizeof(attn_prefill_record) / 16; // of a record, one a lane
+    static_assert(kPieces <= 32, "a warp copies a record at once");
     prefill_ring places;
     prefill_tasks tasks(args);
     const int lane = tasks.lane;
-    for (bool is_end = false; !is_end;) {
-        const prefill_task t = tasks.next();
+    for (bool is_first = true, is_end = false; !is_end; is_first = false) {
+        const prefill_task t = tasks.get();
         is_end = t.record < 0;
+        uint4 piece = {};
+        if (!is_end && lane < kPieces) {
+            piece = __ldg((const uint4 *)&tasks.records[t.record] + lane);
+        }
         places.wait_empty(s.task_empty);
-        if (!is_end) {
-            const uint4 *from = (const uint4 *)&tasks.records[t.record];
-            uint4 *to = (uint4 *)&s.records[places.index];
-            for (int i = lane; i < (int)sizeof(attn_prefill_record) / 16; i += 32) {
-                to[i] = __ldg(from + i);
-            }
+        if (!is_end && lane < kPieces) {
+            ((uint4 *)&s.records[places.index])[lane] = piece;
         }
         if (lane == 0) {
             s.tasks[places.index] = t;
@@ -306,6 +314,11 @@ __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &a
             ptx::mbar_arrive(ptx::s_addr(&s.task_full[places.index]));
         }
         places.advance(Traits::kTasks);
+        if (is_first) {
+            ptx::grid_wait();
+            tasks.take();
+        }
+        tasks.advance();
     }
     tasks.leave();
 }
@@ -320,50 +333,27 @@ template <typename Traits>
 struct prefill_query_loader {
     using T = typename Traits::type;
     static constexpr int kThreads = 32 * Traits::kQueryWarps;
+    static constexpr int kAtOnce = 32 / Traits::kPieces; // rows that a warp moves at a time
 
     typename Traits::smem &s;
     const prefill_args &args;
     const int thread; // of kThreads
+    const int lane, first_row;
 
     __device__ prefill_query_loader(typename Traits::smem &smem, const prefill_args &a)
-        : s(smem), args(a), thread((int)threadIdx.x - 64) {}
+        : s(smem), args(a), thread((int)threadIdx.x - 64), lane(thread % 32),
+          first_row(thread / 32 * 64) {}
 
-    // find_rows finds where the tile's rows lie.  Rows that are not there are neither loaded nor
-    // written: what is computed for them concerns no other row.
-    __device__ void find_rows(const attn_prefill_record &r, const attn_prefill_tile &t,
-                              char **s_out_rows) const {
-        const int first_head = t.kv_head * args.group + t.head_first;
-        for (int row = thread; row < Traits::kRows; row += kThreads) {
-            const int in_tile = prefill_row_token(r, row), head = row - in_tile * r.tile_heads;
-            const bool is_row = in_tile < t.tokens && head < t.heads;
-            const int64_t token = t.token_first + in_tile;
-            s.q_rows[row] =
-                is_row ? r.q + token * r.q_token_bytes + (first_head + head) * r.q_head_bytes
-                       : nullptr;
-            s_out_rows[row] =
-                is_row
-                    ? (char *)r.out + (token * r.out_token + (first_head + head) * r.out_head) * 2
-                    : nullptr;
-        }
-    }
-
-    // copy copies the rows that were found.
-    __device__ void copy(unsigned char *s_q) const {
-        constexpr int kStep = kThreads / Traits::kPieces; // rows at a time: 4, or 8
-        const int piece = thread % Traits::kPieces, first = thread / Traits::kPieces;
-        const uint32_t s_even = ptx::s_addr(s_q) + prefill_place<Traits>(first, piece);
-        const uint32_t s_odd = kStep == 4 ? s_even ^ 64 : s_even; // row % 8 is 4 more
-#pragma unroll
-        for (int i = 0; i < Traits::kRows / kStep; i++) {
-            const int row = i * kStep;
-            const char *q = s.q_rows[first + row];
-            if (q) {
-                ptx::cp_async_16((i & 1 ? s_odd : s_even) + row / 64 * Traits::kGroupBytes +
-                                     row % 64 * 128,
-                                 q + piece * 16);
-            }
-        }
-        ptx::cp_async_wait();
+    // row_of returns where a row of a tile lies, of queries or outputs at `rows`, strides in bytes.
+    // NULL = there is no such row: it is neither loaded nor written, and what is computed for it
+    // concerns no other.
+    __device__ char *row_of(const attn_prefill_record &r, const attn_prefill_tile &t, int row,
+                            const void *rows, int64_t token_bytes, int64_t head_bytes) const {
+        const int in_tile = prefill_row_token(r, row), head = row - in_tile * r.tile_heads;
+        return in_tile < t.tokens && head < t.heads
+                   ? (char *)rows + (t.token_first + in_tile) * token_bytes +
+                         (t.kv_head * args.group + t.head_first + head) * head_bytes
+                   : nullptr;
     }
 
     __device__ static T *element(unsigned char *s_q, int row, int dim) {
@@ -438,38 +428,105 @@ struct prefill_query_loader {
         }
     }
 
-    __device__ void load(const attn_prefill_record &r, const attn_prefill_tile &t,
-                         unsigned char *s_q, char **s_out_rows) const {
-        find_rows(r, t, s_out_rows);
-        ptx::bar_sync(BAR_QUERIES, kThreads); // found
-        copy(s_q);
-        ptx::bar_sync(BAR_QUERIES, kThreads); // copied
+    __device__ void load(uint32_t place) const {
+        const attn_prefill_record &r = s.records[place];
+        const attn_prefill_tile &t = s.tasks[place].tile;
+        const uint32_t s_q = ptx::s_addr(s.q[place]);
+        const int piece = lane % Traits::kPieces;
+#pragma unroll 1
+        for (int first = first_row; first < first_row + 64; first += 32) {
+            const char *mine = row_of(r, t, first + lane, r.q, r.q_token_bytes, r.q_head_bytes);
+#pragma unroll 4
+            for (int i = lane / Traits::kPieces; i < 32; i += kAtOnce) {
+                const uint64_t q = __shfl_sync(~0u, (uint64_t)(uintptr_t)mine, i);
+                if (q) {
+                    ptx::cp_async_16(s_q + prefill_place<Traits>(first + i, piece),
+                                     (const char *)(uintptr_t)q + piece * 16);
+                }
+            }
+        }
+        ptx::cp_async_wait();
         if (r.inv_freq || r.flags & ATTN_PREFILL_NEGATIVE) {
+            ptx::bar_sync(BAR_QUERIES, kThreads); // copied
             if (r.flags & ATTN_PREFILL_NEGATIVE) {
-                negate(s_q);
+                negate(s.q[place]);
                 ptx::bar_sync(BAR_QUERIES, kThreads);
             }
             if (r.inv_freq) {
-                rotate(r, t, s_q);
+                rotate(r, t, s.q[place]);
             }
         }
         ptx::fence_async_shared();
     }
 
+    // store stores the outputs of this warp's consumer.
+    __device__ void store(uint32_t place) const {
+        constexpr int kBatch = 4; // reads that are under way together
+        const attn_prefill_record &r = s.records[place];
+        const uint32_t s_out = ptx::s_addr(s.q[place]);
+        const int piece = lane % Traits::kPieces;
+#pragma unroll 1
+        for (int first = first_row; first < first_row + 64; first += 32) {
+            const char *mine = row_of(r, s.tasks[place].tile, first + lane, r.out, r.out_token * 2,
+                                      r.out_head * 2);
+#pragma unroll 1
+            for (int i = lane / Traits::kPieces; i < 32; i += kBatch * kAtOnce) {
+                uint4 x[kBatch];
+#pragma unroll
+                for (int k = 0; k < kBatch; k++) {
+                    x[k] =
+                        ptx::s_load(s_out + prefill_place<Traits>(first + i + k * kAtOnce, piece));
+                }
+#pragma unroll
+                for (int k = 0; k < kBatch; k++) {
+                    const uint64_t out =
+                        __shfl_sync(~0u, (uint64_t)(uintptr_t)mine, i + k * kAtOnce);
+                    if (out) {
+                        *(uint4 *)(uintptr_t)(out + (uint64_t)piece * 16) = x[k];
+                    }
+                }
+            }
+        }
+    }
+
+    __device__ void release(const uint64_t *barriers, uint32_t place) const {
+        __syncwarp();
+        if (lane == 0) {
+            ptx::mbar_arrive(ptx::s_addr(&barriers[place]));
+        }
+    }
+
+    // retire stores the outputs of the task that was last loaded to a place.
+    __device__ void retire(const prefill_ring &at) const {
+        ptx::mbar_wait(ptx::s_addr(&s.out_full[at.index][thread / 32]), at.phase ^ 1);
+        store(at.index);
+        release(s.task_empty, at.index);
+    }
+
+    // run loads as far ahead as there are places, and stores what comes back.
     __device__ void run() {
-        prefill_ring places;
+        prefill_ring at;
+        int num = 0; // places in use
+        ptx::grid_wait();
         for (bool is_end = false; !is_end;) {
-            places.wait_full(s.task_full);
-            const prefill_task &t = s.tasks[places.index];
-            is_end = t.record < 0;
+            if (num == Traits::kTasks) {
+                retire(at);
+            }
+            at.wait_full(s.task_full);
+            is_end = s.tasks[at.index].record < 0;
             if (!is_end) {
-                load(s.records[places.index], t.tile, s.q[places.index], s.out_rows[places.index]);
+                load(at.index);
+                num = min(num + 1, Traits::kTasks);
             }
-            __syncwarp();
-            if (thread % 32 == 0) {
-                ptx::mbar_arrive(ptx::s_addr(&s.q_full[places.index]));
+            release(s.q_full, at.index);
+            at.advance(Traits::kTasks);
+        }
+#pragma unroll 1
+        for (int i = 1; i < Traits::kTasks; i++) { // the places behind the end's
+            if (num == Traits::kTasks || (int)at.index < num) {
+                retire(at);
             }
-            places.advance(Traits::kTasks);
+            at.advance(Traits::kTasks);
         }
     }
 };

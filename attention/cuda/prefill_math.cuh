@@ -71,13 +71,21 @@ struct prefill_rows {
     static constexpr int kScores = Traits::kKeys / 2;
     static constexpr int kOuts = Traits::kDim / 2;
 
+    using weights = uint32_t[Traits::kKeys / 16][4]; // P, of a step
+
     float o[kOuts];   // sums of exp2(x - m) * v
     float m[2], l[2]; // m, and this lane's part of the sum of exp2(x - m)
-    uint32_t p[Traits::kKeys / 16][4];
 
     __device__ __forceinline__ void begin() {
         m[0] = m[1] = -INFINITY;
         l[0] = l[1] = 0;
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < kOuts; i++) {
+            o[i] = 0;
+        }
     }
 
     // score starts S = Q K^T.
@@ -90,12 +98,12 @@ struct prefill_rows {
         }
     }
 
-    // gather starts O += P V, or O = P V.
-    __device__ __forceinline__ void gather(uint64_t v, bool adds) {
+    // gather starts O += P V.
+    __device__ __forceinline__ void gather(const weights &p, uint64_t v) {
 #pragma unroll
         for (int i = 0; i < Traits::kKeys / 16; i++) {
             ptx::wgmma_weights<typename Traits::type>(o, p[i], ptx::wgmma_moved(v, i * 16 * 128),
-                                                      i > 0 || adds);
+                                                      1);
         }
     }
 
@@ -162,7 +170,7 @@ struct prefill_rows {
                 continue;
             }
 #pragma unroll
-            for (int w = 0; w < Traits::kKeys / 32; w++) { // words of 32 keys
+            for (int w = 0; w < kScores / 16; w++) { // words of 32 keys
                 const int32_t key = step.key + 32 * w;
                 uint32_t bits = prefill_range_bits(x.first, x.end, key) &
                                 ((step.seen >> (2 * w) & 1 ? 0x0000ffff : 0) |
@@ -180,35 +188,60 @@ struct prefill_rows {
         }
     }
 
-    // weigh turns scores into exp2(x - m), and returns by what the sums so far are to be
-    // multiplied; l already is.  A row's m moves by what the row itself sees, never by its
-    // neighbours, so that its bits do not depend on them.
-    __device__ __forceinline__ float2 weigh(float (&s)[kScores], float c) {
-        float top[4] = {s[0], s[1], s[2], s[3]}; // two chains a row
+    // tops returns the lane's largest logits.
+    static __device__ __forceinline__ float2 tops(const float (&s)[kScores], float c) {
+        float top[8]; // four chains a row
 #pragma unroll
-        for (int i = 4; i < kScores; i++) {
-            top[i % 4] = fmaxf(top[i % 4], s[i]);
+        for (int i = 0; i < kScores; i++) {
+            float &t = top[i / 4 % 2 * 4 + i % 4];
+            t = i < 8 ? s[i] : fmaxf(t, s[i]);
         }
-        float shrink[2], base[2];
+        return make_float2(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[4], top[5])) * c,
+                           fmaxf(fmaxf(top[2], top[3]), fmaxf(top[6], top[7])) * c);
+    }
+
+    // raise raises the maxima that are to be, and returns by what the sums so far are to be
+    // multiplied; l then is.  A row's m moves by what the row itself sees, never by its neighbours,
+    // so that its bits do not depend on them.
+    __device__ __forceinline__ float2 raise(float2 top) {
+        float shrink[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float t = fmaxf(top[2 * e], top[2 * e + 1]);
+            float t = e == 0 ? top.x : top.y;
             t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
-            t = fmaxf(t, __shfl_xor_sync(~0u, t, 2)) * c;
+            t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
             const float next = t > m[e] + PREFILL_SLACK_LOG2 ? t : m[e];
-            base[e] = next == -INFINITY ? 0 : next;
-            shrink[e] = ptx::exp2(m[e] - base[e]);
+            shrink[e] = ptx::exp2(m[e] - (next == -INFINITY ? 0 : next));
             m[e] = next;
+            l[e] *= shrink[e];
         }
+        return make_float2(shrink[0], shrink[1]);
+    }
+
+    // raise_if raises the maxima if one of the warp's rows is to be raised, which is rare, and says
+    // whether it did; *shrink is as in raise.
+    __device__ __forceinline__ bool raise_if(const float (&s)[kScores], float c, float2 *shrink) {
+        const float2 top = tops(s, c);
+        const bool rises =
+            __any_sync(~0u, top.x > m[0] + PREFILL_SLACK_LOG2 || top.y > m[1] + PREFILL_SLACK_LOG2);
+        *shrink = make_float2(1, 1);
+        if (rises) {
+            *shrink = raise(top);
+        }
+        return rises;
+    }
+
+    // weigh turns scores into exp2(x - m), and adds them up.
+    __device__ __forceinline__ void weigh(float (&s)[kScores], float c) {
+        const float base[2] = {m[0] == -INFINITY ? 0 : m[0], m[1] == -INFINITY ? 0 : m[1]};
         float sum[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int i = 0; i < kScores; i++) {
             s[i] = ptx::exp2(fmaf(s[i], c, -base[i / 2 % 2]));
             sum[i % 4] += s[i];
         }
-        l[0] = fmaf(l[0], shrink[0], sum[0] + sum[1]);
-        l[1] = fmaf(l[1], shrink[1], sum[2] + sum[3]);
-        return make_float2(shrink[0], shrink[1]);
+        l[0] += sum[0] + sum[1];
+        l[1] += sum[2] + sum[3];
     }
 
     // end_weigh keeps the weights before what follows.  The compiler moves a wait for products as
@@ -221,81 +254,73 @@ struct prefill_rows {
     }
 
     // pack makes P of the weights.
-    __device__ __forceinline__ void pack(const float (&s)[kScores]) {
+    static __device__ __forceinline__ void pack(weights &p, const float (&s)[kScores]) {
 #pragma unroll
         for (int i = 0; i < Traits::kKeys / 16; i++) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                p[i][k] = ptx::pack<typename Traits::type>(s[8 * i + 2 * k], s[8 * i + 2 * k + 1]);
+                const int at = 8 * i + 2 * k;
+                p[i][k] = ptx::pack<typename Traits::type>(s[at], s[at + 1]);
             }
         }
     }
 
     __device__ __forceinline__ void scale(float2 by) {
-        if (__any_sync(~0u, by.x != 1 || by.y != 1)) {
 #pragma unroll
-            for (int i = 0; i < kOuts; i++) {
-                o[i] *= i & 2 ? by.y : by.x;
-            }
+        for (int i = 0; i < kOuts; i++) {
+            o[i] *= i & 2 ? by.y : by.x;
         }
     }
 
-    // write writes out and LSE, of given maxima and denominators.  The outputs go through s_q, the
-    // warp's own rows of the task's queries, so that each lane then stores 16 bytes of a row.
-    __device__ __forceinline__ void write(const attn_prefill_record &r, const attn_prefill_tile &t,
-                                          int group, unsigned char *s_q, char *const *s_out_rows,
-                                          int warp_row, float2 tops, float2 sums) const {
-        const int lane = ptx::thread() % 32;
+    // quotients returns by what the sums are to be multiplied, of given maxima and denominators,
+    // and writes the LSE.
+    static __device__ __forceinline__ float2 quotients(const attn_prefill_record &r,
+                                                       const attn_prefill_tile &t, int group,
+                                                       int row, float2 tops, float2 sums) {
         float by[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const int row = warp_row + lane / 4 + 8 * e;
-            const prefill_row x = prefill_row_of<Traits>(r, t, row);
-            const int head =
-                t.kv_head * group + t.head_first + row - (x.token - t.token_first) * r.tile_heads;
             const float top = e == 0 ? tops.x : tops.y;
             float sum = e == 0 ? sums.x : sums.y;
             sum += __shfl_xor_sync(~0u, sum, 1);
             sum += __shfl_xor_sync(~0u, sum, 2);
             float whole = sum;
-            if (x.is_row && r.sinks && !(r.flags & ATTN_PARTIAL)) {
-                whole += ptx::exp2(1.4426950408889634f * __ldg(r.sinks + head) - top);
+            if (r.lse || r.sinks) {
+                const prefill_row x = prefill_row_of<Traits>(r, t, row + 8 * e);
+                const int head = t.kv_head * group + t.head_first + row + 8 * e -
+                                 (x.token - t.token_first) * r.tile_heads;
+                if (x.is_row && r.sinks && !(r.flags & ATTN_PARTIAL)) {
+                    whole += ptx::exp2(1.4426950408889634f * __ldg(r.sinks + head) - top);
+                }
+                if (x.is_row && r.lse && ptx::thread() % 4 == 0) {
+                    r.lse[head * r.lse_head + x.token] =
+                        sum == 0 ? -INFINITY : fmaf(top, 0.6931471805599453f, logf(sum));
+                }
             }
             by[e] = sum == 0 ? 0 : __fdividef(1, whole);
-            if (x.is_row && r.lse && lane % 4 == 0) {
-                r.lse[head * r.lse_head + x.token] =
-                    sum == 0 ? -INFINITY : fmaf(top, 0.6931471805599453f, logf(sum));
-            }
         }
-        // Of 16 dims, matrices (rows 0 to 7, 8 to 15) x (dims 0 to 7, 8 to 15).
-        const int row = warp_row + lane / 8 % 2 * 8 + lane % 8;
-        const uint32_t s_row = ptx::s_addr(s_q);
+        return make_float2(by[0], by[1]);
+    }
+
+    // leave leaves the outputs, the sums times `by`, where the queries of the warp's rows were:
+    // of 16 dims, matrices (rows 0 to 7, 8 to 15) x (dims 0 to 7, 8 to 15).
+    __device__ __forceinline__ void leave(unsigned char *s_q, int warp_row, float2 by) const {
+        const int lane = ptx::thread() % 32;
+        const uint32_t s_row =
+            ptx::s_addr(s_q) +
+            prefill_place<Traits>(warp_row + lane / 8 % 2 * 8 + lane % 8, lane / 16);
 #pragma unroll
         for (int i = 0; i < kOuts / 8; i++) {
             uint32_t x[4];
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const float *y = &o[8 * i + 2 * n];
-                x[n] = pack_scaled(y, by[n % 2]);
+                const float factor = n % 2 == 0 ? by.x : by.y;
+                x[n] = ptx::pack<typename Traits::type>(y[0] * factor, y[1] * factor);
             }
-            ptx::s_store_tiles(s_row + prefill_place<Traits>(row, 2 * i + lane / 16), x);
+            // Piece 2 i of the row, in the swizzle.
+            ptx::s_store_tiles((s_row ^ i % 4 * 32) + i / 4 * Traits::kQueryTileBytes, x);
         }
-        __syncwarp();
-        constexpr int kAtOnce = 32 / Traits::kPieces; // rows
-        const int piece = lane % Traits::kPieces;
-#pragma unroll
-        for (int i = 0; i < 16 / kAtOnce; i++) {
-            const int from = warp_row + i * kAtOnce + lane / Traits::kPieces;
-            char *out = s_out_rows[from];
-            if (out) {
-                *(uint4 *)(out + piece * 16) =
-                    *(const uint4 *)(s_q + prefill_place<Traits>(from, piece));
-            }
-        }
-    }
-
-    static __device__ __forceinline__ uint32_t pack_scaled(const float *y, float by) {
-        return ptx::pack<typename Traits::type>(y[0] * by, y[1] * by);
     }
 };
 

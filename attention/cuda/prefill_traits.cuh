@@ -54,6 +54,9 @@ struct prefill_ring {
             phase ^= 1;
         }
     }
+    __device__ __forceinline__ bool is_full(const uint64_t *full) const {
+        return ptx::mbar_test(ptx::s_addr(&full[index]), phase);
+    }
     __device__ __forceinline__ void wait_full(const uint64_t *full) const {
         ptx::mbar_wait(ptx::s_addr(&full[index]), phase);
     }
@@ -76,9 +79,9 @@ struct prefill_traits {
     static constexpr int kRows = 64 * kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr int kConsumerWarps = 4 * kConsumers;
-    static constexpr int kQueryWarps = 2; // that load queries
-    static constexpr int kLoaderRegisters = 72;
-    static constexpr int kConsumerRegisters = 216;
+    static constexpr int kQueryWarps = kConsumers; // that load queries and store outputs
+    static constexpr int kLoaderRegisters = 56;
+    static constexpr int kConsumerRegisters = 224;
     static_assert(kLoaderRegisters + kConsumers * kConsumerRegisters <= 65536 / 128,
                   "the registers of an SM");
 
@@ -87,21 +90,20 @@ struct prefill_traits {
     static constexpr int kStageBytes = kHalves * kTileBytes;
     static constexpr int kQueryTileBytes = 64 * 128;
     static constexpr int kGroupBytes = kHalves * kQueryTileBytes; // queries of a warpgroup
-    static constexpr int kTasks = 2;                              // under way
+    static constexpr int kTasks = 3;                              // under way
 
     struct smem {
-        alignas(1024) unsigned char q[kTasks][kConsumers * kGroupBytes];
+        alignas(1024) unsigned char q[kTasks][kConsumers * kGroupBytes]; // then the outputs
         alignas(1024) unsigned char k[kStages][kStageBytes];
         alignas(1024) unsigned char v[kStages][kStageBytes];
         alignas(16) attn_prefill_record records[kTasks];
         alignas(16) prefill_step steps[kStages];
         prefill_task tasks[kTasks];
-        const char *q_rows[kRows];     // of the queries that are being loaded; NULL = no such row
-        char *out_rows[kTasks][kRows]; // likewise, of the outputs
         uint64_t k_full[kStages], k_empty[kStages];
         uint64_t v_full[kStages], v_empty[kStages];
-        uint64_t task_full[kTasks]; // task and record are there
-        uint64_t q_full[kTasks];    // its queries too
+        uint64_t task_full[kTasks];            // task and record are there
+        uint64_t q_full[kTasks];               // its queries too
+        uint64_t out_full[kTasks][kConsumers]; // the outputs of a consumer are, in their place
         uint64_t task_empty[kTasks];
     };
     static_assert(sizeof(smem) <= 227 * 1024, "what a CTA can have");
@@ -109,7 +111,7 @@ struct prefill_traits {
 
 // Named barriers; 0 is __syncthreads.
 enum prefill_barrier {
-    BAR_QUERIES = 1, // the warps that load queries
+    BAR_QUERIES = 1, // the warps that load queries, which rotate them together
     BAR_TURN = 2,    // + n: consumer n may issue its products
     BAR_WRITE = 5,   // + n: the warps of consumer n
 };

@@ -93,6 +93,15 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[kNum]) {
     }
 }
 
+// wgmma_hold keeps registers that products read as they are up to this place.
+template <int kNum>
+__device__ __forceinline__ void wgmma_hold(const uint32_t (&a)[kNum][4]) {
+#pragma unroll
+    for (int i = 0; i < kNum; i++) {
+        asm volatile("" ::"r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]) : "memory");
+    }
+}
+
 #define WGMMA_OUT_8(d, i)                                                                       \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])

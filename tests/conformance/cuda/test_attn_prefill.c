@@ -206,6 +206,36 @@ START_TEST(units_are_new_tokens_and_angles) {
 }
 END_TEST
 
+// KV heads that the L2 does not hold together are taken in sections: of 3 heads with 512 bytes a
+// token, as many as fit 24 MiB in sections of equal size, tokens from the last ones down in each.
+START_TEST(heads_beyond_the_l2_are_taken_in_sections) {
+    static const struct {
+        int32_t kv_len;
+        int32_t heads[12]; // of the tasks; 4 tiles of 128 tokens a head
+    } cases[] = {
+        {16384, {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}}, // 8 MiB a head: 24 in one section
+        {16385, {0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2, 2}},
+        {32768, {0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2, 2}}, // 16 MiB a head: 48 in two
+        {32769, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}}, // three sections
+        {1 << 20, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        int32_t last[KV_HEADS] = {512, 512, 512};
+        begin(1);
+        add_row(cases[i].kv_len, 512, 0, 512);
+        ck_assert_int_eq(make(NULL), ATTND_OK);
+        ck_assert_uint_eq(plan.head.num_tasks, 12);
+        for (int32_t n = 0; n < 12; n++) {
+            attn_prefill_tile t =
+                attn_prefill_tile_of(attn_prefill_records(&plan.head), n, KV_HEADS, 1);
+            ck_assert_int_eq(t.kv_head, cases[i].heads[n]);
+            ck_assert_int_eq(t.token_first, last[t.kv_head] - 128);
+            last[t.kv_head] = t.token_first;
+        }
+    }
+}
+END_TEST
+
 START_TEST(more_rows_than_records_are_refused) {
     begin(1);
     limits.max_records = 2;
@@ -226,6 +256,7 @@ static Suite *suite(void) {
     tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
     tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_records);
     tcase_add_test(t, units_are_new_tokens_and_angles);
+    tcase_add_test(t, heads_beyond_the_l2_are_taken_in_sections);
     tcase_add_test(t, more_rows_than_records_are_refused);
     suite_add_tcase(s, t);
     return s;
