@@ -14,6 +14,9 @@
 // (sums, maximum, denominator of each query row) in a slot of the workspace, and the CTA that has
 // the head's last part merges all of them in ascending order.  It waits for CTAs below it, when its
 // own work is done, so waiting costs nothing and cannot lock up: CTAs start in ascending order.
+// Of a balanced head in two parts, the first takes in the second as it ends: its CTA ends with it,
+// and the next CTA began with the other, so it is there already, unless that CTA has not started.
+// That one needs nobody for its first part, so two CTAs at a time are enough.
 //
 // Pure host C, no allocation.  Any thread, one plan by one thread at a time.
 #ifndef ATTND_ATTENTION_CUDA_ATTN_CUDA_PLAN_H

@@ -12,6 +12,8 @@
 #define ATTN_CUDA_BOTH static inline
 #endif
 
+enum { ATTN_CUDA_MERGE_ALL = 1, ATTN_CUDA_MERGE_SECOND = 2 };
+
 typedef struct attn_cuda_piece {
     int32_t kv_head; // -1 = none
     int32_t tile_first, num_tiles;
@@ -21,7 +23,10 @@ typedef struct attn_cuda_piece {
     // Slots of part 0 and of part 1, and from there on to the next.
     uint32_t slot_first, slot_second, slot_step;
     uint32_t slot_rows; // query rows of a slot
-    int32_t reserved;
+    // What becomes of a part: 0, its slot waits for another part to merge it; ATTN_CUDA_MERGE_ALL,
+    // it merges all slots, its own too; ATTN_CUDA_MERGE_SECOND, it is the first of two and takes in
+    // the other's slot: that one was computed first of all by its CTA, and this one last of all.
+    int32_t merge;
 } attn_cuda_piece;
 
 typedef struct attn_cuda_walk {
@@ -79,6 +84,8 @@ ATTN_CUDA_BOTH void attn_cuda_walk_part(attn_cuda_walk *w, const attn_cuda_recor
     piece->num_tiles = end > first ? end - first : 0;
     piece->part = (int32_t)w->offset;
     piece->num_parts = (int32_t)r->length;
+    bool merges = piece->num_parts > 1 && piece->part == piece->num_parts - 1;
+    piece->merge = merges ? ATTN_CUDA_MERGE_ALL : 0;
     piece->slot_first = r->slot_first + w->kv_head * r->length;
     piece->slot_second = piece->slot_first + 1;
     piece->slot_step = 1;
@@ -107,6 +114,7 @@ ATTN_CUDA_BOTH bool attn_cuda_walk_share(attn_cuda_walk *w, const attn_cuda_reco
     piece->num_tiles = end - first;
     piece->part = 0;
     piece->num_parts = 1;
+    piece->merge = 0;
     piece->is_shared = head_start < w->cta * w->share;
     piece->is_last = w->left == 0;
     if (end - first < tiles) {
@@ -114,6 +122,11 @@ ATTN_CUDA_BOTH bool attn_cuda_walk_share(attn_cuda_walk *w, const attn_cuda_reco
         uint32_t cta_last = (head_start + r->length - 1) / w->share;
         piece->part = (int32_t)(w->cta - cta_first);
         piece->num_parts = (int32_t)(cta_last - cta_first) + 1;
+        if (piece->num_parts == 2) {
+            piece->merge = piece->part == 0 ? ATTN_CUDA_MERGE_SECOND : 0;
+        } else {
+            piece->merge = piece->part == piece->num_parts - 1 ? ATTN_CUDA_MERGE_ALL : 0;
+        }
         // A CTA leaves at most two parts: the end of one head, and the start of another.
         piece->slot_first = 2 * cta_first + 1;
         piece->slot_second = 2 * (cta_first + 1);

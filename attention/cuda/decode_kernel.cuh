@@ -115,7 +115,7 @@ __device__ bool decode_next(typename Traits::smem &s, const decode_args &args) {
     const decode_item &done = s.items[place.index()];
     const bool is_end = done.piece.kv_head < 0;
     const decode_item &last = is_end ? s.shared_item : done;
-    if (last.piece.num_parts > 1 && last.piece.part == last.piece.num_parts - 1) {
+    if (last.piece.merge == ATTN_CUDA_MERGE_ALL) {
         if (is_end || !last.piece.is_shared || last.piece.is_last) {
             decode_merge<Traits>(s, args, last).merge_parts();
         } else if (thread < (int)sizeof(decode_item) / 16) {
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(decode_traits<kHeadDim, T, kBulk>::kThreads, 1
         if constexpr (kBulk) {
             ptx::fence_mbar_init();
         }
-        s.shared_item.piece.num_parts = 0;
+        s.shared_item.piece.merge = 0;
     }
     if (threadIdx.x < Traits::kWarps) {
         s.rings[threadIdx.x] = s.item_rings[threadIdx.x] = decode_ring();

@@ -81,6 +81,42 @@ struct decode_merge {
         }
     }
 
+    // other_part is four dims of a query row in the slot of the second of two parts.
+    struct other_part {
+        float2 *g_state;
+        float4 *g_sums;
+        float2 state;
+        float4 sums;
+
+        __device__ void look() {
+            state = ptx::g_load_now((const float2 *)g_state);
+            sums = ptx::g_load_now((const float4 *)g_sums);
+        }
+    };
+
+    __device__ other_part second(int row, int quad) const {
+        float *g_slot = slot(1);
+        other_part x;
+        x.g_state = (float2 *)(g_slot + item.piece.slot_rows * Traits::kDim) + row;
+        x.g_sums = (float4 *)(g_slot + row * Traits::kDim + quad * 4);
+        return x;
+    }
+
+    // take_second adds the other part, and leaves its sums as they were before the launch.
+    __device__ void take_second(other_part &x, float4 &o, float &m, float &d) const {
+        const float none = __uint_as_float(~0u);
+        while (!is_there(x.state) || !is_there(x.sums)) {
+            x.look();
+        }
+        const float top = fmaxf(m, x.state.x);
+        const float own = ptx::exp2(m - top), other = ptx::exp2(x.state.x - top);
+        m = top;
+        d = fmaf(x.state.y, other, d * own);
+        o = make_float4(fmaf(x.sums.x, other, o.x * own), fmaf(x.sums.y, other, o.y * own),
+                        fmaf(x.sums.z, other, o.z * own), fmaf(x.sums.w, other, o.w * own));
+        *x.g_sums = make_float4(none, none, none, none);
+    }
+
     // top is the largest maximum of a query row among the warps that share it: first, and each
     // 1 << sets_log2 from there on.
     template <int kNt>
@@ -100,7 +136,12 @@ struct decode_merge {
     template <int kNt>
     __device__ void gather(int sets_log2, int row, int quad, uint32_t s_stage) const {
         const int first = kNt == 1 ? 0 : row / 16, in_warp = row % (8 * kNt);
-        const float m = top<kNt>(sets_log2, first, in_warp);
+        const bool takes_second = item.piece.merge == ATTN_CUDA_MERGE_SECOND;
+        other_part other = second(row, quad);
+        if (takes_second) {
+            other.look(); // on its way while the warps' sums are added up
+        }
+        float m = top<kNt>(sets_log2, first, in_warp);
         float d = 0;
         float4 o = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -116,7 +157,10 @@ struct decode_merge {
                 o.w += x.w;
             }
         }
-        if (item.piece.num_parts == 1) {
+        if (takes_second) {
+            take_second(other, o, m, d);
+        }
+        if (item.piece.num_parts == 1 || takes_second) {
             write(row, quad, o, m, d);
         } else {
             write_part(row, quad, o, m, d);
@@ -179,6 +223,17 @@ struct decode_merge {
                 const int j = i / kQuads, row = j / 8 * (8 * kNt) + nt * 8 + j % 8;
                 if (row < num_rows) {
                     gather<kNt>(sets_log2, row, i % kQuads, s_stage);
+                }
+            }
+            if (item.piece.merge == ATTN_CUDA_MERGE_SECOND) {
+                __syncwarp(); // a row's states are read by one warp
+#pragma unroll 1
+                for (int i = thread; i < padded * kQuads; i += Traits::kConsumers) {
+                    const int j = i / kQuads, row = j / 8 * (8 * kNt) + nt * 8 + j % 8;
+                    if (row < num_rows && i % kQuads == 0) {
+                        const float none = __uint_as_float(~0u);
+                        *second(row, 0).g_state = make_float2(none, none);
+                    }
                 }
             }
         }

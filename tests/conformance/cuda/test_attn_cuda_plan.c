@@ -82,7 +82,7 @@ static attn_cuda_record *record_at(uint32_t i) {
 
 // seen is what the walk of all CTAs said of one KV head of one record.
 typedef struct seen {
-    int32_t next_tile, parts, num_parts, pieces;
+    int32_t next_tile, parts, num_parts, pieces, merges;
     uint32_t cta; // of the first piece
 } seen;
 
@@ -105,6 +105,14 @@ static void take_piece(uint32_t cta, const attn_cuda_record *r, const attn_cuda_
     ck_assert(piece->is_shared || h->cta == cta);
     h->next_tile += piece->num_tiles;
     h->parts++;
+    h->merges += piece->merge != 0;
+    if (piece->merge == ATTN_CUDA_MERGE_SECOND) { // the last of its CTA, the other in the next one
+        ck_assert_int_eq(piece->num_parts, 2);
+        ck_assert_int_eq(piece->part, 0);
+        ck_assert_int_eq(piece->is_last, 1);
+    } else if (piece->merge == ATTN_CUDA_MERGE_ALL) {
+        ck_assert_int_eq(piece->part, piece->num_parts - 1);
+    }
     if (piece->num_parts > 1 && r->tokens > 0) {
         uint32_t slot = attn_cuda_slot(piece, piece->part);
         ck_assert_uint_lt(slot, sizeof(slots));
@@ -139,6 +147,7 @@ static int32_t walk(void) {
         for (int32_t h = 0; h < KV_HEADS; h++) {
             ck_assert_int_ge(heads[i][h].pieces, 1);
             ck_assert_int_eq(heads[i][h].parts, heads[i][h].num_parts);
+            ck_assert_int_eq(heads[i][h].merges, heads[i][h].num_parts > 1);
             ck_assert_int_eq(heads[i][h].next_tile, record_at(i)->tile_end);
         }
     }

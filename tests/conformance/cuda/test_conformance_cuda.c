@@ -355,15 +355,18 @@ static void add_shapes_of_launches(void) {
     s.features |= CONF_WINDOW_LEFT | CONF_ROPE;
     conf_add("long_queries_and_rows_that_only_append_match_the_reference", CONF_MODE_USUAL, &s);
 
-    s = conf_base(ATTND_F16, 64, 701);
-    s.num_rows = CONF_MAX_ROWS;
-    uint64_t state = 701;
-    for (uint32_t r = 0; r < s.num_rows; r++) {
-        s.rows[r] = (conf_row){1 + conf_below(&state, 400), 1, 1, 0, 1};
+    for (uint64_t i = 0; i < 4; i++) { // more heads than CTAs: some are cut in two
+        s = conf_base(conf_dtype_of(i + 1), conf_head_dim_of(i + 2), 703 + i);
+        s.num_rows = CONF_MAX_ROWS;
+        uint64_t state = 703 + i;
+        int32_t q = 1 + 3 * (int32_t)i;
+        for (uint32_t r = 0; r < s.num_rows; r++) {
+            s.rows[r] = (conf_row){1 + conf_below(&state, 400), q, 1, 0, q};
+        }
+        s.features |= i % 2 ? CONF_SINKS | CONF_PARTIAL : CONF_WINDOW_LEFT | CONF_ROPE;
+        conf_add("many_rows_of_layers_and_windows_match_the_reference", CONF_MODE_USUAL, &s);
+        cases[num_cases - 1]->layout.num_layers = 3;
     }
-    s.features |= CONF_WINDOW_LEFT | CONF_ROPE;
-    conf_add("many_rows_of_layers_and_windows_match_the_reference", CONF_MODE_USUAL, &s);
-    cases[num_cases - 1]->layout.num_layers = 3;
 
     s = conf_base(ATTND_BF16, 128, 702);
     s.block_tokens = 64;
