@@ -93,6 +93,16 @@ def memfd(size, sealed):
     return fd
 
 
+def other_version(ledger, size):
+    """A ledger of version 99, in both of its heads."""
+    fd = memfd(size, True)
+    for at in (0, 4096):
+        head = bytearray(os.pread(ledger, 4096, at))
+        head[8:12] = (99).to_bytes(4, "little")
+        os.pwrite(fd, head, at)
+    return fd
+
+
 def restarts(systemd):
     url = f"ipc://{systemd.folder}/s"
     systemd.start()
@@ -131,6 +141,8 @@ def damage(systemd):
         ({"arena": good["arena"], "ledger": memfd(4096, True)}, "no ledger"),
         ({"arena": good["arena"], "ledger": memfd(size, False)}, "no ledger"),
         ({"arena": good["arena"], "ledger": os.open("/dev/null", os.O_RDWR)}, "no ledger"),
+        ({"arena": good["arena"], "ledger": other_version(good["ledger"], size)},
+         "it has version 99"),
         ({"ledger": good["ledger"]}, "was not handed over"),
         ({"arena": memfd(4096, True), "ledger": good["ledger"]}, "4096 bytes, not"),
         ({"arena": memfd(arena, False), "ledger": good["ledger"]}, "not sealed"),
@@ -191,4 +203,4 @@ with tempfile.TemporaryDirectory(prefix="attnd_keeper_") as where:
     finally:
         if unit.unit.poll() is None:
             unit.unit.kill()
-print("keeper: 2 restarts under load, 7 kinds of wrong descriptors, a crash loop")
+print("keeper: 2 restarts under load, 8 kinds of wrong descriptors, a crash loop")
