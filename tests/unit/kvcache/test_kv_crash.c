@@ -28,7 +28,7 @@ enum { SEQS = 12, ARENA_BYTES = FIX_BLOCKS * KV_BLOCK_UNIT, STOPPED = 77 };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { EVERY = 7, EVERY_RECOVERED = 463, KILLS = 100 };
 #else
-enum { EVERY = 1, EVERY_RECOVERED = 97, KILLS = 500 };
+enum { EVERY = 1, EVERY_RECOVERED = 197, KILLS = 500 };
 #endif
 
 static kv_fixture f;
