@@ -345,7 +345,7 @@ static inline uint32_t kv_blocks_of(uint32_t len, uint32_t block_tokens) {
     return len / block_tokens + (len % block_tokens != 0);
 }
 
-// kv_node_entry returns the table entry of a node in a group; KV_NONE: its block was given back.
+// kv_node_entry returns the table entry of a node in a group; KV_NONE when the node is spilled.
 static inline uint32_t *kv_node_entry(const kv_cache *kv, uint32_t node, uint32_t group) {
     return group == 0 ? &kv->nodes[node].entry
                       : kv->node_more + (uint64_t)(group - 1) * kv->opts.prefix_blocks + node;

@@ -55,7 +55,7 @@ void kv_prefix_hit_path(kv_cache *kv, uint32_t node, uint32_t num);
 
 // kv_prefix_insert returns the child of parent (KV_NONE: of the root), which must have a user, with
 // tokens [block_tokens], and adds a user; it is made with the blocks entries [num_groups], in use,
-// when there is none.  An entry that a node lacks is filled.  depth: blocks before it.  KV_NONE: no
+// when there is none, and a spilled one gets these blocks.  depth: blocks before it.  KV_NONE: no
 // node is free, and nothing was evicted for it.  Committed by the record that makes the node live,
 // which says too that it is the chain of sequence seq_idx.
 uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens,

@@ -66,13 +66,18 @@ static void take_entry(regrowing *r, uint32_t node, uint32_t class_idx, uint32_t
     }
 }
 
+// has_all says whether there is no image any more, or it has the block of every group.
+static bool has_all(const kv_led_spill *spill, uint32_t num_groups) {
+    return spill->tier == KV_SPILL_LOST || spill->groups == (UINT32_C(1) << num_groups) - 1;
+}
+
 static bool is_good(const regrowing *r, uint32_t node) {
     const kv_cache *kv = r->kv;
     const kv_led_node *n = &kv->nodes[node];
     uint32_t model = kv_node_model(kv, node), parent = kv_prefix_parent(kv, node);
     const kv_model_spec *spec = kv_model_get(kv, model);
     if (!spec || kv_prefix_can(kv, spec, NULL) ||
-        (kv_spilled(kv, node) && kv->spills[node].groups >> spec->num_groups) ||
+        (kv_spilled(kv, node) && !has_all(&kv->spills[node], spec->num_groups)) ||
         (parent != KV_NONE && kv_spilled(kv, parent) && !kv_spilled(kv, node)) ||
         (parent != KV_NONE && (kv->nodes[parent].generation != n->parent_generation ||
                                kv_node_model(kv, parent) != model)) ||
@@ -81,12 +86,8 @@ static bool is_good(const regrowing *r, uint32_t node) {
     }
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         uint32_t entry = *kv_node_entry(kv, node, g);
-        bool may_lack = spec->groups[g].window_left >= 0 || kv_spilled(kv, node);
-        if (kv_spilled(kv, node) && entry != KV_NONE) {
-            return false;
-        }
-        if (entry == KV_NONE ? !may_lack
-                             : !can_have(r, model, kv->model_aux[model].classes[g], entry)) {
+        if (kv_spilled(kv, node) != (entry == KV_NONE) ||
+            (entry != KV_NONE && !can_have(r, model, kv->model_aux[model].classes[g], entry))) {
             return false;
         }
         for (uint32_t other = 0; other < g; other++) {

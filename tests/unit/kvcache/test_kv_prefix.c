@@ -465,6 +465,26 @@ START_TEST(damaged_nodes_are_lost) {
 }
 END_TEST
 
+// A window takes no block from a node: one that lacks a block is damaged, whatever its model.
+START_TEST(damaged_nodes_of_a_model_with_a_window_are_lost) {
+    uint32_t t[16];
+    kv_recovered got;
+    kv_model_spec spec = fix_spec("windowed", f.tenant);
+    spec.num_groups = 2;
+    spec.groups[1] = fix_group(1);
+    spec.groups[0].window_left = spec.groups[1].window_left = 4;
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &f.model, &f.info));
+    leave(ids(t, 16, 1), 16);
+    *kv_node_entry(f.kv, 2, 1) ^= 1; // its unit has all that group 1 has
+    recover(&got);
+    ck_assert_uint_eq(got.bad_units, 1);
+    ck_assert_uint_eq(got.prefix_blocks, 0);
+    ck_assert_uint_eq(got.lost_prefix_blocks, 4);
+    ck_assert_uint_eq(cached(), 0);
+    ck_assert_uint_eq(found(t, 16), 0);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("kv_prefix");
     TCase *t = tcase_create("steps");
@@ -498,6 +518,7 @@ static Suite *suite(void) {
     tcase_add_test(t, the_cache_survives_a_restart);
     tcase_add_test(t, damaged_ids_lose_the_block_and_what_is_behind_it);
     tcase_add_test(t, damaged_nodes_are_lost);
+    tcase_add_test(t, damaged_nodes_of_a_model_with_a_window_are_lost);
     suite_add_tcase(s, t);
     return s;
 }
