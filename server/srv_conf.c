@@ -300,6 +300,19 @@ void srv_conf_init(srv_conf *conf) {
     ATTND_ASSERT(!err);
 }
 
+attnd_err srv_conf_section(srv_conf *conf, const char *section, attnd_errinfo *info) {
+    const char *who = tenant_name(section);
+    if (who) {
+        return srv_conf_tenant_find(conf, who) ? ATTND_OK : srv_conf_tenant_add(conf, who, info);
+    }
+    for (const srv_conf_key *k = srv_conf_keys; k->section; k++) {
+        if (strcmp(k->section, section) == 0 && strcmp(section, "tenant") != 0) {
+            return ATTND_OK;
+        }
+    }
+    return attnd_fail(info, ATTND_ENOENT, "section", "there is no section [%.64s]", section);
+}
+
 attnd_err srv_conf_set(srv_conf *conf, const char *key, const char *value, attnd_errinfo *info) {
     const srv_conf_key *row = srv_conf_find(key);
     if (!row) {

@@ -121,6 +121,10 @@ void srv_conf_init(srv_conf *conf);
 // errors, for each line that is wrong; the others have changed conf.
 attnd_err srv_conf_load(srv_conf *conf, const char *path, srv_conf_errors *errors);
 
+// srv_conf_section adds the tenant that a section of a file is of, unless it is there.
+// ATTND_ENOENT: no section has that name; ATTND_EINVAL: as srv_conf_tenant_add.
+attnd_err srv_conf_section(srv_conf *conf, const char *section, attnd_errinfo *info);
+
 // srv_conf_set sets one key, "section.key" or "tenant NAME.key".  ATTND_EINVAL, and ATTND_ENOENT
 // for a key that does not exist (the text names one that is spelt nearly so, if any); conf is then
 // as it was.

@@ -11,7 +11,10 @@
 
 #include "server/srv_conf.h"
 
-enum { MAX_KEYS = 64 }; // rows of the table and tenants' keys; bits of `seen`
+enum {
+    MAX_KEYS = 64,      // rows of the table and tenants' keys; bits of `seen`
+    SECTION_BYTES = 50, // of a section's name and its NUL: inih cuts off the rest of a longer one
+};
 
 typedef struct loader {
     srv_conf *conf;
@@ -34,13 +37,33 @@ static void drop_rest(FILE *file) {
     }
 }
 
-// what_is_wrong returns why a line can be nothing, NULL when inih may see it.
-static const char *what_is_wrong(loader *l, const char *line) {
+// take_section returns what is wrong with a section's header, NULL when it is one.  inih tells of
+// no section, only of keys in one, so a tenant without any is added here; and it would cut a long
+// name, stay in the section before when there is a comment in the name, and skip what is behind it.
+static const char *take_section(loader *l, const char *text, attnd_errinfo *info) {
+    char name[SECTION_BYTES];
+    size_t len = strcspn(text + 1, "];");
+    const char *end = text + 1 + len;
+    l->lost = true;
+    if (*end != ']' || !strchr(";#", end[1 + strspn(end + 1, " \t\r\n")])) {
+        return "a section has the form [NAME]";
+    }
+    if (len >= sizeof(name)) {
+        return "a section's name is longer than 49 bytes";
+    }
+    memcpy(name, text + 1, len);
+    name[len] = '\0';
+    l->lost = srv_conf_section(l->conf, name, info) != ATTND_OK;
+    return l->lost ? info->text : NULL;
+}
+
+// what_is_wrong returns why a line can be nothing, NULL when inih may see it; the text may be
+// info's.
+static const char *what_is_wrong(loader *l, const char *line, attnd_errinfo *info) {
     const char *text = line + (strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
     text += strspn(text, " \t\r\n");
     if (*text == '[') {
-        l->lost = !strchr(text, ']');
-        return l->lost ? "a section has the form [NAME]" : NULL;
+        return take_section(l, text, info);
     }
     bool is_key = !*text || strchr(";#", *text) || strpbrk(text, "=:");
     return is_key ? NULL : "neither [section] nor key = value";
@@ -55,11 +78,12 @@ static char *read_line(char *buf, int bytes, void *arg) {
     }
     l->line++;
     const char *why = NULL;
+    attnd_errinfo info;
     if (!strchr(buf, '\n') && !feof(l->file)) {
         why = "the line is longer than 198 bytes";
         drop_rest(l->file);
     } else {
-        why = what_is_wrong(l, buf);
+        why = what_is_wrong(l, buf, &info);
     }
     if (why) {
         wrong(l, why);

@@ -245,6 +245,57 @@ START_TEST(the_same_key_of_two_tenants_is_not_twice) {
 }
 END_TEST
 
+START_TEST(a_tenant_needs_no_key) {
+    ATTND_CK_OK(load("[tenant a]\n#share = 2\n[tenant b] # and a word\n[tenant default]\n"));
+    ck_assert_uint_eq(conf.num_tenants, 3);
+    ck_assert_str_eq(conf.tenants[1].name, "a");
+    ck_assert_uint_eq(conf.tenants[1].share, 1);
+    ck_assert_str_eq(conf.tenants[2].name, "b");
+}
+END_TEST
+
+// Names of 42 bytes are different to their last, and longer ones never the same by being cut.
+START_TEST(a_section_is_one_by_its_whole_name) {
+    char most[43], text[256];
+    memset(most, 'a', 42);
+    most[42] = '\0';
+    snprintf(text, sizeof(text), "[tenant %s]\nshare = 2\n[tenant %.41sb]\nquota_blocks = 3\n",
+             most, most);
+    ATTND_CK_OK(load(text));
+    ck_assert_uint_eq(conf.num_tenants, 3);
+    ck_assert_uint_eq(conf.tenants[1].quota_blocks, 0);
+    srv_conf_init(&conf);
+    snprintf(text, sizeof(text), "[tenant %sc]\nshare = 2\n", most);
+    ATTND_CK_ERR(load(text), ATTND_EINVAL);
+    ck_error(0, ":1: a section's name is longer");
+    ck_assert_uint_eq(errors.num, 1);
+    ck_assert_uint_eq(conf.num_tenants, 1);
+}
+END_TEST
+
+START_TEST(a_section_that_is_none_is_told_of) {
+    static const char *const forms[] = {"[cache ; much]", "[tenant a ;b]", "[cache] memory = 2GiB"};
+    static const char *const names[] = {"[]", "[tenant]", "[tenant ]", "[cashe]"};
+    char text[64];
+    for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
+        srv_conf_init(&conf);
+        snprintf(text, sizeof(text), "[limits]\n%s\nqueue = 7\n", forms[i]);
+        ATTND_CK_ERR(load(text), ATTND_EINVAL);
+        ck_error(0, ":2: a section has the form");
+        ck_assert_uint_eq(errors.num, 1);
+        ck_assert_uint_eq(conf.queue, 4096); // which is not the queue of [limits]
+    }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        srv_conf_init(&conf);
+        snprintf(text, sizeof(text), "[limits]\n%s\nqueue = 7\n", names[i]);
+        ATTND_CK_ERR(load(text), ATTND_EINVAL);
+        ck_error(0, ":2: there is no section ");
+        ck_assert_uint_eq(errors.num, 1);
+        ck_assert_uint_eq(conf.queue, 4096);
+    }
+}
+END_TEST
+
 START_TEST(a_line_that_is_too_long_is_refused) {
     char text[600];
     int n = snprintf(text, sizeof(text), "[server]\nlisten = ipc:///");
@@ -408,6 +459,9 @@ static Suite *suite(void) {
     tcase_add_test(tc, errors_of_a_file_name_its_line);
     tcase_add_test(tc, all_errors_of_a_file_are_told);
     tcase_add_test(tc, the_same_key_of_two_tenants_is_not_twice);
+    tcase_add_test(tc, a_tenant_needs_no_key);
+    tcase_add_test(tc, a_section_is_one_by_its_whole_name);
+    tcase_add_test(tc, a_section_that_is_none_is_told_of);
     tcase_add_test(tc, a_line_that_is_too_long_is_refused);
     tcase_add_test(tc, a_missing_file_is_an_io_error);
     tcase_add_test(tc, a_dump_reads_back_as_itself);
