@@ -72,6 +72,10 @@ static void say_recovered(const kv_recovered *r, uint64_t us) {
                   (unsigned long long)r->bad_units, r->bad_record ? ", and its newest record" : "",
                   r->lost_tenants, r->lost_models, r->lost_sessions, r->lost_seqs);
     }
+    if (r->lost_prefix_blocks) { // damaged, or behind one that a kill left in a tier
+        attnd_log(ATTND_LOG_WARN, "resume", "the prefix cache has %u blocks, %u were dropped",
+                  r->prefix_blocks, r->lost_prefix_blocks);
+    }
 }
 
 attnd_err srv_resume_cache(kv_cache **kv, const kv_arena *arena, const kv_opts *opts, int ledger_fd,
