@@ -28,7 +28,7 @@ struct kv_tier_slots {
 attnd_err kv_tier_slots_create(kv_tier_slots **out, uint64_t bytes, uint64_t slab_bytes,
                                attnd_errinfo *info) {
     if (slab_bytes == 0 || slab_bytes % KV_TIER_UNIT || slab_bytes > bytes ||
-        bytes / slab_bytes > INT32_MAX) {
+        bytes / slab_bytes > INT32_MAX || bytes > KV_TIER_MAX_BYTES) {
         return attnd_fail(info, ATTND_EINVAL, "tier",
                           "a tier of %llu bytes cannot be cut into slabs of %llu",
                           (unsigned long long)bytes, (unsigned long long)slab_bytes);

@@ -13,11 +13,13 @@
 
 enum { KV_TIER_UNIT = 4096 }; // bytes: what O_DIRECT asks of places and lengths
 
+#define KV_TIER_MAX_BYTES (UINT64_C(16) << 40) // the ledger names a slot by 32 bits, in units
+
 typedef struct kv_tier_slots kv_tier_slots;
 
 // kv_tier_slots_create: of the bytes, whole slabs are used; a slab is a multiple of KV_TIER_UNIT.
 // The caller owns *out: kv_tier_slots_free, which accepts NULL.  ATTND_ENOMEM; ATTND_EINVAL: less
-// than one slab.
+// than one slab, or more than KV_TIER_MAX_BYTES.
 attnd_err kv_tier_slots_create(kv_tier_slots **out, uint64_t bytes, uint64_t slab_bytes,
                                attnd_errinfo *info);
 void kv_tier_slots_free(kv_tier_slots *s);

@@ -1,6 +1,7 @@
 // The table of configuration keys.  Everything else about a key (parsing, limits, dump, reload,
 // the reference in deploy/attnd.conf and the test that holds it to this table) follows from its
 // row.  Sizes of pools are here because the daemon allocates nothing later.
+#include "kvcache/kv_tier_slots.h"
 #include "server/srv_conf.h"
 
 #define GIB    (1ull << 30)
@@ -79,7 +80,8 @@ const srv_conf_key srv_conf_keys[] = {
      "likely to be used again, by how often and how lately it was, and how far from the beginning "
      "it is."},
 
-    {"tier", "memory", SRV_CONF_SIZE, CONF(tier_memory_bytes), "0", 0, 64ull << 40, NULL, false,
+    {"tier", "memory", SRV_CONF_SIZE, CONF(tier_memory_bytes), "0", 0, KV_TIER_MAX_BYTES, NULL,
+     false,
      "Host memory that cached blocks go to when others need their place in the arena, and come "
      "back "
      "from when a step with a deadline asks for their tokens; 0: none, else at least cache.slab."},
@@ -88,8 +90,8 @@ const srv_conf_key srv_conf_keys[] = {
      "empty: "
      "none.  It is made, and all its space allocated; no other file is ever overwritten.  Needs "
      "io_uring."},
-    {"tier", "file_size", SRV_CONF_SIZE, CONF(tier_file_bytes), "0", 0, 64ull << 40, NULL, false,
-     "Size of that file; at least cache.slab."},
+    {"tier", "file_size", SRV_CONF_SIZE, CONF(tier_file_bytes), "0", 0, KV_TIER_MAX_BYTES, NULL,
+     false, "Size of that file; at least cache.slab."},
     {"tier", "max_blocks", SRV_CONF_COUNT, CONF(tier_max_blocks), "1048576", 1, 1u << 28, NULL,
      false,
      "Blocks in tiers that can be kept track of, those of all layer groups of a model as one."},

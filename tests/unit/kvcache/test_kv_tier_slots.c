@@ -53,6 +53,8 @@ START_TEST(kv_tier_slots_refuse_what_no_slab_holds) {
     ATTND_CK_ERR(kv_tier_slots_create(&none, SLAB - 1, SLAB, &info), ATTND_EINVAL);
     ATTND_CK_ERR(kv_tier_slots_create(&none, SLAB, KV_TIER_UNIT + 256, &info), ATTND_EINVAL);
     ATTND_CK_ERR(kv_tier_slots_create(&none, SLAB, 0, &info), ATTND_EINVAL);
+    ATTND_CK_ERR(kv_tier_slots_create(&none, UINT64_C(17) << 40, UINT64_C(1) << 40, &info),
+                 ATTND_EINVAL);
     kv_tier_slots_free(s);
     kv_tier_slots_free(NULL);
 }
