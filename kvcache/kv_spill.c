@@ -27,7 +27,7 @@ typedef struct flight {
 } flight;
 
 typedef struct kv_spiller {
-    kv_tier *tiers[KV_MAX_TIERS]; // borrowed
+    kv_tier *tiers[KV_MAX_TIERS]; // borrowed; NULL = not there in this run
     uint32_t num_tiers;
     bool was_off[KV_MAX_TIERS];
     flight *flights; // [max_flights]
@@ -229,7 +229,8 @@ bool kv_spill_stay(kv_cache *kv, uint32_t node) {
 // take_slot takes a slot of the first tier that has one, and room in its queue.
 static bool take_slot(const kv_spiller *s, uint64_t bytes, uint32_t *tier, uint64_t *slot) {
     for (*tier = 0; *tier < s->num_tiers; ++*tier) {
-        if (kv_tier_room(s->tiers[*tier]) > 0 && kv_tier_take(s->tiers[*tier], bytes, slot)) {
+        kv_tier *t = s->tiers[*tier];
+        if (t && kv_tier_room(t) > 0 && kv_tier_take(t, bytes, slot)) {
             return true;
         }
     }
@@ -244,7 +245,7 @@ static kv_spill_how find_slot(kv_cache *kv, uint64_t bytes, uint32_t *tier, uint
         return KV_SPILL_BEGUN;
     }
     for (uint32_t i = 0; i < s->num_tiers; i++) {
-        bool may = kv_tier_holds(s->tiers[i], bytes);
+        bool may = s->tiers[i] && kv_tier_holds(s->tiers[i], bytes);
         busy |= may && kv_tier_room(s->tiers[i]) == 0;
         holds |= may;
     }
@@ -501,13 +502,13 @@ bool kv_tiers_poll(kv_cache *kv) {
     bool any = false;
     for (uint32_t t = 0; s && t < s->num_tiers; t++) {
         kv_tier_job job;
-        while (kv_tier_take_ended(s->tiers[t], &job)) {
+        while (s->tiers[t] && kv_tier_take_ended(s->tiers[t], &job)) {
             const flight f = s->flights[job.tag];
             give_flight(s, &s->flights[job.tag]);
             (f.is_get ? end_get : end_put)(kv, &f, &job);
             any = true;
         }
-        if (kv_tier_is_off(s->tiers[t]) && !s->was_off[t]) {
+        if (s->tiers[t] && kv_tier_is_off(s->tiers[t]) && !s->was_off[t]) {
             s->was_off[t] = true;
             lose_tier(kv, t);
         }
@@ -528,9 +529,8 @@ static void take_over(kv_cache *kv) {
         for (uint32_t g = 0; g < spec_of(kv, i)->num_groups; g++) {
             bytes += spill->groups >> g & 1 ? kv_block_bytes(&spec_of(kv, i)->groups[g]) : 0;
         }
-        bool good =
-            spill->tier <= s->num_tiers && bytes > 0 &&
-            kv_tier_claim(s->tiers[spill->tier - 1], (uint64_t)spill->slot * KV_TIER_UNIT, bytes);
+        kv_tier *t = spill->tier <= s->num_tiers ? s->tiers[spill->tier - 1] : NULL;
+        bool good = t && bytes > 0 && kv_tier_claim(t, (uint64_t)spill->slot * KV_TIER_UNIT, bytes);
         kv_spill_park(kv, i);
         s->info.spilled += num_blocks(spill->groups);
         if (!good) {
@@ -550,7 +550,7 @@ attnd_err kv_tiers_start(kv_cache *kv, kv_tier *const *tiers, uint32_t num, attn
     uint32_t jobs = 1;
     for (uint32_t i = 0; s && i < num; i++) {
         s->tiers[i] = tiers[i];
-        jobs += kv_tier_room(tiers[i]);
+        jobs += tiers[i] ? kv_tier_room(tiers[i]) : 0;
     }
     if (s) {
         s->flights = calloc(jobs, sizeof(*s->flights));

@@ -13,15 +13,20 @@
 
 static const char fd_name[] = "tier";
 
+// Their places are the same in each run, whatever is configured or fails: the ledger names them so.
+enum { MEMORY, FILES, NUM_TIERS };
+
+_Static_assert((int)NUM_TIERS == (int)KV_MAX_TIERS, "the cache takes as many");
+
 struct srv_tiers {
     srv_core *core;
     uv_async_t async;
     bool closed;
     kv_arena store; // of the memory tier
     bool has_store;
-    kv_tier *tiers[KV_MAX_TIERS];
-    bool told_off[KV_MAX_TIERS];
-    uint32_t num, failed; // that were opened, that could not be
+    kv_tier *tiers[NUM_TIERS]; // NULL = not configured, or could not be opened
+    bool told_off[NUM_TIERS];
+    uint32_t failed; // that could not be opened
 };
 
 // ---- copies that have ended
@@ -31,8 +36,8 @@ static void on_ended(void *ctx) {
 }
 
 static void tell_off(srv_tiers *t) {
-    for (uint32_t i = 0; i < t->num; i++) {
-        if (!t->told_off[i] && kv_tier_is_off(t->tiers[i])) {
+    for (uint32_t i = 0; i < NUM_TIERS; i++) {
+        if (t->tiers[i] && !t->told_off[i] && kv_tier_is_off(t->tiers[i])) {
             kv_tier_info info;
             kv_tier_get_info(t->tiers[i], &info);
             t->told_off[i] = true;
@@ -90,12 +95,12 @@ static attnd_err open_memory(srv_tiers *t, attnd_errinfo *info) {
     kv_tier_opts opts = opts_of(t, t->core->conf.tier_memory_bytes);
     bool is_kept;
     attnd_err err = open_store(t, &is_kept, info);
-    return err ? err : kv_tier_open_memory(&t->tiers[t->num], &opts, &t->store, is_kept, info);
+    return err ? err : kv_tier_open_memory(&t->tiers[MEMORY], &opts, &t->store, is_kept, info);
 }
 
 static attnd_err open_file(srv_tiers *t, attnd_errinfo *info) {
     kv_tier_opts opts = opts_of(t, t->core->conf.tier_file_bytes);
-    return kv_tier_open_file(&t->tiers[t->num], &opts, t->core->conf.tier_file, info);
+    return kv_tier_open_file(&t->tiers[FILES], &opts, t->core->conf.tier_file, info);
 }
 
 static void add(srv_tiers *t, attnd_err (*open)(srv_tiers *t, attnd_errinfo *info),
@@ -104,9 +109,7 @@ static void add(srv_tiers *t, attnd_err (*open)(srv_tiers *t, attnd_errinfo *inf
     if (open(t, &info)) {
         t->failed++;
         attnd_log(ATTND_LOG_ERROR, "tier", "the %s tier is off: %s", kind, info.text);
-        return;
     }
-    t->num++;
 }
 
 // forget_store: no tier of memory is configured any more.
@@ -150,7 +153,7 @@ attnd_err srv_tiers_open(srv_tiers **out, uv_loop_t *loop, srv_core *core, attnd
     if (conf->tier_file[0]) {
         add(t, open_file, "file");
     }
-    attnd_err err = kv_tiers_start(core->kv, t->tiers, t->num, info);
+    attnd_err err = kv_tiers_start(core->kv, t->tiers, NUM_TIERS, info);
     say_taken_over(t);
     return err;
 }
@@ -162,11 +165,11 @@ void srv_tiers_close(srv_tiers *t) {
         return;
     }
     t->closed = true;
-    for (uint32_t i = 0; i < t->num; i++) {
+    for (uint32_t i = 0; i < NUM_TIERS; i++) {
         kv_tier_close(t->tiers[i]);
+        t->tiers[i] = NULL;
     }
     kv_tiers_stop(t->core->kv);
-    t->num = 0;
     uv_close((uv_handle_t *)&t->async, NULL);
 }
 
@@ -211,9 +214,11 @@ void srv_tiers_describe(const srv_tiers *t, const kv_cache *kv, cJSON *out) {
     cJSON_AddNumberToObject(o, "failed", (double)info.failed);
     cJSON_AddNumberToObject(o, "lost", (double)info.lost);
     cJSON *stores = cJSON_AddArrayToObject(o, "stores");
-    for (uint32_t i = 0; t && i < t->num; i++) {
-        off += kv_tier_is_off(t->tiers[i]);
-        cJSON_AddItemToArray(stores, describe_store(t->tiers[i]));
+    for (uint32_t i = 0; t && i < NUM_TIERS; i++) {
+        if (t->tiers[i]) {
+            off += kv_tier_is_off(t->tiers[i]);
+            cJSON_AddItemToArray(stores, describe_store(t->tiers[i]));
+        }
     }
     cJSON_AddNumberToObject(o, "off", off);
 }

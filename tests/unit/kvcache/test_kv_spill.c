@@ -16,6 +16,7 @@ enum { DEPTH = 16, LEN = 16, TOKENS = FIX_BLOCKS * FIX_BLOCK_TOKENS, SLOTS = 64 
 static kv_fixture f;
 static kv_arena store;
 static kv_tier *tier;
+static uint32_t place; // of the tier among the cache's
 static kv_model_spec spec;
 
 static kv_opts options(void) {
@@ -29,7 +30,9 @@ static kv_opts options(void) {
 static void start_tier(uint32_t slots, bool is_kept) {
     const kv_tier_opts opts = tiers_opts(&f, slots, DEPTH);
     ATTND_CK_OK(kv_tier_open_memory(&tier, &opts, &store, is_kept, &f.info));
-    ATTND_CK_OK(kv_tiers_start(f.kv, &tier, 1, &f.info));
+    kv_tier *tiers[KV_MAX_TIERS] = {NULL};
+    tiers[place] = tier;
+    ATTND_CK_OK(kv_tiers_start(f.kv, tiers, KV_MAX_TIERS, &f.info));
 }
 
 static void start(uint32_t slots) {
@@ -42,6 +45,7 @@ static void start(uint32_t slots) {
 }
 
 static void set_up(void) {
+    place = 0;
     start(SLOTS);
 }
 
@@ -415,6 +419,28 @@ START_TEST(a_tier_that_is_gone_at_a_restart_is_missed) {
 }
 END_TEST
 
+// Blocks of a tier that is not there are lost, and claim no room in another; those of one that is
+// there are found, whether one before it is or not.
+START_TEST(a_tier_is_known_by_its_place) {
+    fill_pool(1);
+    serve(100, LEN);
+    ck_assert_uint_eq(look().spilled, 4);
+    place = 1;
+    restart(true, true);
+    kv_tier_info info;
+    kv_tier_get_info(tier, &info);
+    ck_assert_uint_eq(look().spilled, 0);
+    ck_assert_uint_eq(look().lost, 4);
+    ck_assert_uint_eq(info.in_use_bytes, 0);
+    serve(101, 4 * LEN);
+    uint64_t spilled = look().spilled;
+    ck_assert_uint_gt(spilled, 0);
+    restart(true, true);
+    ck_assert_uint_eq(look().spilled, spilled);
+    ck_assert_uint_eq(look().lost, 0);
+}
+END_TEST
+
 // ---- kill -9 at a store
 
 enum { STOPPED = 77, EVERY = 29, FEW_SLOTS = 24 };
@@ -549,6 +575,7 @@ static Suite *suite(void) {
     tcase_add_test(t, tiers_survive_a_restart);
     tcase_add_test(t, copies_cut_off_by_a_restart_leave_what_was);
     tcase_add_test(t, a_tier_that_is_gone_at_a_restart_is_missed);
+    tcase_add_test(t, a_tier_is_known_by_its_place);
     tcase_add_test(t, killed_at_any_store_it_goes_on);
     tcase_add_test(t, whatever_happens_the_rows_are_right);
     suite_add_tcase(s, t);
