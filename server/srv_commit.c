@@ -127,9 +127,10 @@ static srv_request *reopen(srv_step *step) {
     return rq;
 }
 
-// finish makes the lengths count and ends the step, or leaves it open when the cache refuses.  The
-// step is back in the pool before anyone is told, since what follows may get the same place in the
-// cache; the lengths stay in its memory until somebody takes it.
+// finish makes the lengths count and ends the step.  When the cache refuses, the step stays open,
+// or is aborted if its rows have moved.  It is back in the pool before anyone is told, since what
+// follows may get the same place in the cache; the lengths stay in its memory until somebody takes
+// it.
 static void finish(srv_core *core, srv_step *step) {
     attnd_errinfo info = {.code = ATTND_OK};
     srv_prefix_ids(step);
@@ -137,8 +138,12 @@ static void finish(srv_core *core, srv_step *step) {
         kv_step_commit_ids(core->kv, (kv_request){step->session->id, step->kept_id}, step->handle,
                            step->accepted, step->accepted_ids, step->num_seqs, &info);
     srv_committed_cb *then = step->committed;
+    bool has_moved = step->num_copies > 0;
     srv_request *rq = reopen(step);
     if (err) {
+        if (has_moved) {
+            srv_step_end(core, step);
+        }
         then(rq, err, NULL, 0, &info);
         return;
     }

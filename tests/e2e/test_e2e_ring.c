@@ -4,6 +4,7 @@
 #include <cjson/cJSON.h>
 #include <grp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -355,6 +356,74 @@ START_TEST(a_commit_that_cannot_be_told_is_not_made) {
     done = submit_room(&r, PROTO_COMMIT, 202, &body, sizeof(body), room);
     ATTND_CK_OK((attnd_err)done.status);
     ck_assert_uint_eq(done.reply_bytes, room);
+    ring_client_close(&r);
+}
+END_TEST
+
+// put lays a message with a body at a place of the data area, with its reply 2048 behind, and
+// submits it without a doorbell.
+static void put(ring_client *r, uint64_t at, uint32_t op, uint64_t id, const void *body,
+                size_t bytes) {
+    proto_write_header(ring_client_data(r, at), op, id, ATTND_OK, PROTO_BODY + bytes);
+    memcpy(ring_client_data(r, at + PROTO_BODY), body, bytes);
+    ring_client_submit(r, at, (uint32_t)(PROTO_BODY + bytes), at + 2048, 2048, id);
+}
+
+// open_tree opens a step of 4 rows, a root with 3 children, and attends its only layer.
+static uint64_t open_tree(ring_client *r, uint32_t *model) {
+    struct {
+        proto_step step;
+        proto_step_seq seq;
+        uint64_t tree[4];
+    } body = {.step = {.num_seqs = 1},
+              .seq = {.seq = open_seq(r, model), .new_len = 4},
+              .tree = {0x1, 0x3, 0x5, 0x9}};
+    body.step.model = *model;
+    body.seq.tree_off = PROTO_BODY + offsetof(__typeof__(body), tree);
+    const void *reply;
+    uint64_t step;
+    ATTND_CK_OK(ring_client_call(r, PROTO_STEP, 20, &body, sizeof(body), &reply));
+    memcpy(&step, reply, 8);
+    struct {
+        proto_attend attend;
+        float q[32], k[32], v[32];
+    } a = {.attend = {.step = step}};
+    a.attend.q.off = PROTO_BODY + offsetof(__typeof__(a), q);
+    a.attend.k.off = PROTO_BODY + offsetof(__typeof__(a), k);
+    a.attend.v.off = PROTO_BODY + offsetof(__typeof__(a), v);
+    ATTND_CK_OK(call(r, PROTO_ATTEND, 21, &a, sizeof(a)));
+    return step;
+}
+
+// The commit's rows move while a later request pushes its id out of the window of kept replies:
+// what was moved can be committed no more, so the step is gone, and the sequence as it was.
+START_TEST(a_commit_refused_when_its_rows_have_moved_ends_the_step) {
+    enum { COMMIT = 1000, CREATE = COMMIT + 1000 };
+    ring_client r;
+    uint32_t model;
+    open_ring(&r);
+    struct {
+        proto_commit commit;
+        proto_commit_seq seq;
+        uint32_t path[2];
+    } body = {.commit = {.step = open_tree(&r, &model), .num_seqs = 1},
+              .seq = {.accepted = 2},
+              .path = {0, 3}};
+    body.seq.path_off = PROTO_BODY + offsetof(__typeof__(body), path);
+    proto_model create = {.model = model};
+    put(&r, 0, PROTO_COMMIT, COMMIT, &body, sizeof(body));
+    put(&r, 8192, PROTO_SEQ_CREATE, CREATE, &create, sizeof(create));
+    ring_client_bell(&r);
+    for (int i = 0; i < 2; i++) {
+        proto_ring_complete done;
+        ck_assert(ring_client_wait(&r, &done, 30000));
+        ATTND_CK_ERR((attnd_err)done.status, done.user == COMMIT ? ATTND_ESTALE : ATTND_OK);
+    }
+    ATTND_CK_ERR(call(&r, PROTO_COMMIT, CREATE + 1, &body, sizeof(body)), ATTND_ESTALE);
+    const void *reply;
+    ATTND_CK_OK(ring_client_call(&r, PROTO_STATS, CREATE + 2, NULL, 0, &reply));
+    ck_assert_double_eq(e2e_number(reply, "steps"), 0);
+    ck_assert_double_eq(e2e_number(reply, "blocks.in_use"), 0);
     ring_client_close(&r);
 }
 END_TEST
@@ -761,6 +830,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, hello_and_model_open_want_room_for_json);
     tcase_add_test(tc, a_step_that_cannot_be_told_is_not_open);
     tcase_add_test(tc, a_commit_that_cannot_be_told_is_not_made);
+    tcase_add_test(tc, a_commit_refused_when_its_rows_have_moved_ends_the_step);
     tcase_add_test(tc, an_attend_writes_nothing_behind_its_place);
     tcase_add_test(tc, the_daemon_sleeps_and_a_doorbell_wakes_it);
     tcase_add_test(tc, a_daemon_that_sleeps_uses_no_processor);
