@@ -73,7 +73,7 @@ const srv_conf_key srv_conf_keys[] = {
     {"cache", "prefix_block_tokens", SRV_CONF_COUNT, CONF(prefix_block_tokens), "64", 1, 4096, NULL,
      false,
      "Largest block, in tokens, that is kept so; token ids of a model with larger ones are "
-     "refused.  "
+     "refused. "
      "Four bytes a token are set aside for each block."},
     {"cache", "eviction", SRV_CONF_CHOICE, CONF(eviction), "lru", 0, 0, "lru reuse", false,
      "Which block that nobody uses goes first: lru, the least recently used; reuse, the one least "
@@ -84,14 +84,16 @@ const srv_conf_key srv_conf_keys[] = {
      false,
      "Host memory that cached blocks go to when others need their place in the arena, and come "
      "back "
-     "from when a step with a deadline asks for their tokens; 0: none, else at least cache.slab."},
+     "from when a step with a deadline asks for their tokens; 0: none, else at least cache.slab "
+     "and "
+     "4 KiB."},
     {"tier", "file", SRV_CONF_TEXT, CONF(tier_file), "", 0, 0, NULL, false,
      "File that they go to when there is no memory for them, on a file system with O_DIRECT; "
      "empty: "
      "none.  It is made, and all its space allocated; no other file is ever overwritten.  Needs "
      "io_uring."},
     {"tier", "file_size", SRV_CONF_SIZE, CONF(tier_file_bytes), "0", 0, KV_TIER_MAX_BYTES, NULL,
-     false, "Size of that file; at least cache.slab."},
+     false, "Size of that file; at least cache.slab and 4 KiB."},
     {"tier", "max_blocks", SRV_CONF_COUNT, CONF(tier_max_blocks), "1048576", 1, 1u << 28, NULL,
      false,
      "Blocks in tiers that can be kept track of, those of all layer groups of a model as one."},

@@ -425,7 +425,8 @@ START_TEST(keys_can_be_read_and_reloadable_ones_set) {
     ATTND_CK_ERR(set_key(&admin, "server.log_level", "loud"), ATTND_EINVAL);
     ATTND_CK_ERR(set_key(&admin, "server.log_levell", "info"), ATTND_ENOENT);
     text = e2e_json(&admin, PROTO_STATS, "");
-    ck_assert_ptr_nonnull(strstr(text, "{\"name\":\"new\",\"blocks\":0,\"quota_blocks\":7"));
+    ck_assert_ptr_nonnull(
+        strstr(text, "{\"name\":\"new\",\"blocks\":0,\"cached_blocks\":0,\"quota_blocks\":7"));
     free(text);
     e2e_close(&admin);
     e2e_stop(&d);
@@ -448,7 +449,8 @@ START_TEST(sighup_reads_the_file_again) {
         e2e_sleep_ms(5);
     }
     char *text = e2e_json(&admin, PROTO_STATS, "");
-    ck_assert_ptr_nonnull(strstr(text, "{\"name\":\"a\",\"blocks\":0,\"quota_blocks\":4"));
+    ck_assert_ptr_nonnull(
+        strstr(text, "{\"name\":\"a\",\"blocks\":0,\"cached_blocks\":0,\"quota_blocks\":4"));
     ck_assert_double_eq(e2e_number(text, "arena.bytes"), 32 << 20);
     free(text);
     ck_assert(e2e_log_has(&d, "cache.memory = 64MiB takes effect at the next start"));
@@ -460,7 +462,8 @@ START_TEST(sighup_reads_the_file_again) {
     }
     ck_assert(e2e_log_has(&d, "conf:2: cache.memory: \"lots\" is not a number"));
     text = e2e_json(&admin, PROTO_STATS, "");
-    ck_assert_ptr_nonnull(strstr(text, "{\"name\":\"a\",\"blocks\":0,\"quota_blocks\":4"));
+    ck_assert_ptr_nonnull(
+        strstr(text, "{\"name\":\"a\",\"blocks\":0,\"cached_blocks\":0,\"quota_blocks\":4"));
     free(text);
     e2e_close(&admin);
     e2e_stop(&d);

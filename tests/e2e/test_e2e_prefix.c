@@ -8,7 +8,7 @@
 #include "tests/e2e/play.h"
 
 static const char *const flags[] = {
-    "--set", "cache.memory=4MiB",     "--set", "cache.slab=1MiB",
+    "--set", "cache.memory=2MiB",     "--set", "cache.slab=1MiB",
     "--set", "limits.connections=16", "--set", "tenant small.quota_blocks=8",
     NULL};
 
@@ -94,14 +94,14 @@ START_TEST(a_batch_finds_for_each_of_its_sequences) {
 }
 END_TEST
 
-// The pool has 256 blocks of 16 KiB, 16 tokens each.
+// The pool has 128 blocks of 16 KiB, 16 tokens each.
 START_TEST(cached_blocks_make_way_for_steps) {
     for (uint32_t i = 0; i < 6; i++) {
         play_seq s;
         play_create(&c, &m, &s);
         uint32_t first = ids[0];
         ids[0] = 1000 + i;
-        play_part part = {.seq = &s, .new_len = 3200, .tokens = ids};
+        play_part part = {.seq = &s, .new_len = 1600, .tokens = ids};
         play_step step;
         ATTND_CK_OK(play_step_open(&c, &m, &part, 1, 0, &step, NULL));
         play_attend(&c, &step, 0);
@@ -110,8 +110,8 @@ START_TEST(cached_blocks_make_way_for_steps) {
         ids[0] = first;
         play_free(&c, &s);
     }
-    ck_assert_double_eq(e2e_stat(&c, "blocks.cached"), 256);
-    ck_assert_double_eq(e2e_stat(&c, "prefix_cache.evictions"), 6 * 200 - 256);
+    ck_assert_double_eq(e2e_stat(&c, "blocks.cached"), 128);
+    ck_assert_double_eq(e2e_stat(&c, "prefix_cache.evictions"), 6 * 100 - 128);
     ck_assert_double_eq(e2e_stat(&c, "accounting_mismatches"), 0);
 }
 END_TEST

@@ -22,7 +22,8 @@ static const char STATS[] =
     "\"scheduler\":{\"queued\":4,\"running\":1,\"waiting_for_blocks\":5,\"launches\":11,"
     "\"rows\":22,\"decode_tokens\":33,\"prefill_tokens\":44,\"busy_us\":1500000,"
     "\"last\":{\"kernel\":\"cpu_x\",\"why\":\"because\",\"splits\":2,\"rows\":6}},"
-    "\"tenants\":[{\"name\":\"default\",\"blocks\":25,\"cached_blocks\":15,\"quota_blocks\":0,\"share\":1}]}";
+    "\"tenants\":[{\"name\":\"default\",\"blocks\":25,\"cached_blocks\":15,\"quota_blocks\":0,"
+    "\"share\":1}]}";
 
 static fake_daemon *clients, *admin;
 static char output[65536];
