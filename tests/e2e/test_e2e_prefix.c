@@ -101,7 +101,7 @@ START_TEST(cached_blocks_make_way_for_steps) {
         play_create(&c, &m, &s);
         uint32_t first = ids[0];
         ids[0] = 1000 + i;
-        play_part part = {.seq = &s, .new_len = 1600, .tokens = ids};
+        play_part part = {.seq = &s, .new_len = 800, .tokens = ids};
         play_step step;
         ATTND_CK_OK(play_step_open(&c, &m, &part, 1, 0, &step, NULL));
         play_attend(&c, &step, 0);
@@ -111,7 +111,7 @@ START_TEST(cached_blocks_make_way_for_steps) {
         play_free(&c, &s);
     }
     ck_assert_double_eq(e2e_stat(&c, "blocks.cached"), 128);
-    ck_assert_double_eq(e2e_stat(&c, "prefix_cache.evictions"), 6 * 100 - 128);
+    ck_assert_double_eq(e2e_stat(&c, "prefix_cache.evictions"), 6 * 50 - 128);
     ck_assert_double_eq(e2e_stat(&c, "accounting_mismatches"), 0);
 }
 END_TEST

@@ -23,12 +23,12 @@
 
 enum { SEQS = 12, ARENA_BYTES = FIX_BLOCKS * KV_BLOCK_UNIT, STOPPED = 77 };
 
-// Every how many stores a process is stopped: at each of them, and at some of them in recovery.
-// Sanitizers make a child many times slower, and there a sample of the stores does.
+// Every how many stores a process is stopped: at each of an operation, and, of some of these, at
+// some of the recovery's.  Sanitizers make a child many times slower, and there a sample does.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { EVERY = 7, EVERY_RECOVERED = 463, KILLS = 100 };
+enum { EVERY = 43, EVERY_RECOVERED = 463, EVERY_OF_RECOVERY = 47, KILLS = 20 };
 #else
-enum { EVERY = 1, EVERY_RECOVERED = 197, KILLS = 500 };
+enum { EVERY = 1, EVERY_RECOVERED = 197, EVERY_OF_RECOVERY = 5, KILLS = 500 };
 #endif
 
 static kv_fixture f;
@@ -475,7 +475,7 @@ START_TEST(kv_recover_finds_all_after_a_stop_at_any_store) {
 }
 END_TEST
 
-// Every store of the recovery, and of the recovery after that one.
+// Stores of the recovery, and of the recovery after that one.
 START_TEST(kv_recover_may_be_stopped_at_any_store) {
     long stops = 0;
     map_memory();
@@ -483,7 +483,7 @@ START_TEST(kv_recover_may_be_stopped_at_any_store) {
         long at = k % EVERY_RECOVERED;
         for (bool in_op = true; in_op; at += EVERY_RECOVERED) {
             bool stopped = true, made;
-            for (long n = 0; stopped; n++) {
+            for (long n = k % EVERY_OF_RECOVERY; stopped; n += EVERY_OF_RECOVERY) {
                 run_to(k);
                 in_op = ended_at(run_one, k, at);
                 stopped = ended_at(run_recovery, 0, n);
