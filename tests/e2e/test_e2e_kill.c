@@ -135,7 +135,8 @@ static void live(const char *url, stage until) {
         e2e_buf_init(&b, PROTO_SEQ_FORK, ++c.id, &fork_body, sizeof(fork_body));
         send_only(&c, &b);
     } else if (until == KEPT) {
-        proto_seq_keep keep = {.seq = s.handle, .ttl_ms = 300, .name = "for a while"};
+        proto_seq_keep keep = {.seq = s.handle, .ttl_ms = 300};
+        snprintf(keep.name, sizeof(keep.name), "of %d", (int)getpid()); // another may still be kept
         ATTND_CK_OK(e2e_call(&c, PROTO_SEQ_KEEP, &keep, sizeof(keep), NULL));
     }
 }

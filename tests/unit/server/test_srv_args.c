@@ -93,7 +93,7 @@ START_TEST(all_that_is_wrong_is_told_with_where_it_stands) {
     ATTND_CK_ERR(srv_args_conf(&args, &conf, &errors), ATTND_EINVAL);
     ck_assert_uint_eq(errors.num, 4);
     ck_assert_ptr_nonnull(strstr(errors.text[0], ":2: cache.slab: "));
-    ck_assert_ptr_nonnull(strstr(errors.text[1], ":4: unknown key x.y"));
+    ck_assert_ptr_nonnull(strstr(errors.text[1], ":3: there is no section [x]"));
     ck_assert_str_eq(errors.text[2], "--set: limits.queue: \"0\" is not between 1 and 1048576");
     ck_assert_str_eq(errors.text[3],
                      "--set: unknown key colour: attnd --dump-config shows all of them");
