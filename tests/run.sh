@@ -185,9 +185,9 @@ section "asan and ubsan: build"
 if check "build (asan)" build asan; then
     section "asan and ubsan: tests"
     export UBSAN_OPTIONS=print_stacktrace=1
-    # The kernels' launches are fewer here; each fact is there.  Stories that are played over
-    # messages are not played over rings again, which have tests of their own.
-    ATTND_CONFORMANCE=short run_ctest asan -E '_over_ring$'
+    # The kernels' launches are fewer here; each fact is there.  Stories are not played again over
+    # rings and the fake GPU, which have tests of their own, and whole programs not under load.
+    ATTND_CONFORMANCE=short run_ctest asan -E '_over_ring$|_on_fake_gpu$|^e2e_bench_|^e2e_decoder'
 fi
 
 section "tsan: the ring"
