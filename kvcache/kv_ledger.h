@@ -135,7 +135,7 @@ typedef struct kv_led_seq {
     uint32_t committed;                 // tokens
     uint32_t known;                     // of them, from the first on, whose ids are known
     uint32_t old_last[KV_MAX_GROUPS];   // committed entry behind a step's copy of it, or KV_NONE
-    uint32_t first[KV_MAX_GROUPS];      // blocks before it, behind the window, were given back
+    uint32_t first[KV_MAX_GROUPS];      // first entry of the table that is in use; always 0
     char name[KV_NAME_BYTES];           // "" = not kept, zero-padded
     uint64_t table_sums[KV_MAX_GROUPS]; // of the committed entries
     uint32_t chain, chain_generation;   // deepest node that it has of the prefix tree, + 1
