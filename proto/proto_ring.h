@@ -24,7 +24,11 @@
 // proto_attach_left, before it closes the connection.  Without it the daemon holds back the
 // session's blocks until the process at the other end is gone.
 //
-// Region.  Little-endian, offsets count bytes from its start (proto_ring_layout_make):
+// Region.  With PROTO_ATTACH_REGION the client asks for device memory and flags, see
+// proto_region.h: the packet is then longer, and one more comes behind proto_attach_reply.
+//
+// Layout of the memfd.  Little-endian, offsets count bytes from its start
+// (proto_ring_layout_make):
 //     0      proto_ring: geometry, then each side's indices on a cache line of their own
 //     4096   submissions: proto_ring_submit [entries]
 //     ...    completions: proto_ring_complete [entries]
@@ -86,7 +90,7 @@ enum {
     PROTO_RING_JSON_REPLY = 16384,
 };
 
-// proto_attach is the client's one packet.
+// proto_attach is the client's one packet; with PROTO_ATTACH_REGION proto_region_ask is behind it.
 typedef struct proto_attach {
     uint32_t magic;      //  0: PROTO_RING_MAGIC
     uint16_t version;    //  4: PROTO_VERSION
@@ -98,13 +102,18 @@ typedef struct proto_attach {
     uint64_t data_bytes; // 40: of the data area, rounded up to 4096 by the daemon; not 0
 } proto_attach;
 
-enum { PROTO_ATTACH_ARENA = 1 }; // the client attends by itself
+enum {
+    PROTO_ATTACH_ARENA = 1,  // the client attends by itself
+    PROTO_ATTACH_REGION = 2, // its streams hand layers to the daemon (proto_region.h)
+};
 
 // proto_attach_reply.  status: EPROTO, EVERSION, EINVAL (entries, reserved), EMSGSIZE (bytes is the
-// largest data_bytes that the daemon gives), EBUSY (all rings or their memory are taken), ENOMEM,
-// ESTALE (no such session), EPERM (not its secret, or not a user who may; with PROTO_ATTACH_ARENA,
-// not a user who may have the arena), ENOTSUP (there is no arena to be had), EEXIST (the session
-// has a ring), ESHUTDOWN.  After an error the daemon closes the connection.
+// largest data_bytes that the daemon gives, or the largest region if that was asked for and is too
+// large), EBUSY (all rings, their memory or that of regions are taken), ENOMEM, ESTALE (no such
+// session), EPERM (not its secret, or not a user who may; with PROTO_ATTACH_ARENA, not a user who
+// may have the arena), ENOTSUP (there is no arena, or no region to be had), EEXIST (the session has
+// a ring), ECUDA (the region could not be made), ESHUTDOWN.  After an error the daemon closes the
+// connection.
 typedef struct proto_attach_reply {
     uint32_t magic;    //  0: PROTO_RING_MAGIC
     int32_t status;    //  4: 0, or an attnd_err and no descriptor

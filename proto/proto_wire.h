@@ -50,6 +50,7 @@
 //     cancel          35  proto_cancel    empty                  all
 //     decode          36  proto_attend1   proto_attend_reply yes all; models with one layer
 //     prefill         37  proto_attend1   proto_attend_reply yes all; models with one layer
+//     attend_all      38  proto_attend_all proto_attend_reply    rings with a region
 //     stats           48  empty           JSON                   all; administration socket: of
 //                                                                every tenant
 //     session_list    49  empty           JSON                   administration socket
@@ -132,6 +133,7 @@ enum {
     XX(CANCEL, 35, "cancel")             \
     XX(DECODE, 36, "decode")             \
     XX(PREFILL, 37, "prefill")           \
+    XX(ATTEND_ALL, 38, "attend_all")     \
     XX(STATS, 48, "stats")               \
     XX(SESSION_LIST, 49, "session_list") \
     XX(DRAIN, 64, "drain")               \
@@ -269,6 +271,41 @@ typedef struct proto_block_mask {
     uint32_t num_query_blocks; // 4
 } proto_block_mask;
 
+// proto_region_tensor is [rows, heads, dim] inside the connection's region, dim contiguous.
+typedef struct proto_region_tensor {
+    uint64_t off;          //  0: bytes from the region's start, a multiple of PROTO_REGION_ALIGN;
+                           //     PROTO_REGION_NONE = NULL
+    uint32_t stride_token; //  8: elements from a row to the next; 0 = heads * dim
+    uint32_t stride_head;  // 12: elements from a head to the next; 0 = dim
+} proto_region_tensor;
+
+#define PROTO_REGION_NONE UINT64_MAX
+enum { PROTO_REGION_ALIGN = 256 }; // of offsets; strides are multiples of 8 elements
+
+// proto_attend_all attends layers first_layer to first_layer + num_layers - 1 of an open step, one
+// after another, each when its ready flag is raised (proto_region.h); layer first_layer + i has the
+// pair first_flag + i.  The tensors lie at the same place for every layer: the client's stream
+// writes those of the next once this one's done flag has come.  Out and lse overlap nothing else
+// (EINVAL).  One reply when the last layer has ended, or the first one fails (detail: which layer):
+// proto_attend_reply with out_off, lse_off and lens_off 0, splits, batch_rows, kernel and why of
+// the last layer, queue_us (from a layer's flag to its launch) and run_us of all.  ENOTSUP: the
+// connection has no region.  EBUSY: a pair belongs to an earlier call, or too many calls run.  The
+// step must stay open (commit: EBUSY) until the reply; deadline and cancel of the step, and cancel
+// of the request, end it.
+typedef struct proto_attend_all {
+    uint64_t step;         //  0
+    uint32_t first_layer;  //  8
+    uint32_t num_layers;   // 12: at least 1
+    uint32_t first_flag;   // 16
+    uint32_t flags;        // 20: PROTO_ATTEND_*
+    proto_region_tensor q; // 24: as in proto_attend
+    proto_region_tensor k; // 40: NULL when none of the layers appends; not read for a layer that
+    proto_region_tensor v; // 56:     does not
+    uint64_t out_off;      // 72: [rows, q_heads, v_head_dim] of dtype, contiguous
+    uint64_t lse_off;      // 80: float32 [q_heads, rows]; PROTO_REGION_NONE without
+                           //     PROTO_ATTEND_LSE
+} proto_attend_all;
+
 typedef struct proto_attend_reply {
     uint32_t rows;       //  0
     uint32_t out_off;    //  4: [rows, q_heads, v_head_dim] of dtype, contiguous
@@ -341,6 +378,8 @@ PROTO_SIZE(proto_step_tables, 8);
 PROTO_SIZE(proto_tensor, 16);
 PROTO_SIZE(proto_attend, 72);
 PROTO_SIZE(proto_block_mask, 8);
+PROTO_SIZE(proto_region_tensor, 16);
+PROTO_SIZE(proto_attend_all, 88);
 PROTO_SIZE(proto_attend_reply, 128);
 PROTO_SIZE(proto_commit, 16);
 PROTO_SIZE(proto_commit_seq, 8);

@@ -63,5 +63,6 @@ SRV_HANDLER(cancel);       //
 SRV_HANDLER(attend);       // srv_ops_attend.c
 SRV_HANDLER(decode);       // srv_ops_attend1.c
 SRV_HANDLER(prefill);      //
+SRV_HANDLER(attend_all);   // srv_ops_attend_all.c
 
 #endif

@@ -24,6 +24,7 @@
 
 #include "proto/clock.h"
 #include "proto/log.h"
+#include "proto/proto_region.h"
 #include "server/srv_attach.h"
 #include "server/srv_ring.h"
 
@@ -357,19 +358,56 @@ static void on_spin(uv_idle_t *spin) {
 
 // ---- attaching
 
-static attnd_err check_attach(const proto_attach *a, size_t bytes, attnd_errinfo *info) {
-    if (bytes != sizeof(*a) || a->magic != PROTO_RING_MAGIC) {
+// asked is the packet that asks for a ring; region is there when a.flags says so.
+typedef struct asked {
+    proto_attach a;
+    proto_region_ask region;
+} asked;
+
+static attnd_err check_flags(const asked *in, size_t bytes, attnd_errinfo *info) {
+    uint32_t flags = in->a.flags;
+    if (flags & ~(uint32_t)(PROTO_ATTACH_ARENA | PROTO_ATTACH_REGION)) {
+        return attnd_fail(info, ATTND_EINVAL, "flags", "unknown flags 0x%x", flags);
+    }
+    if ((flags & PROTO_ATTACH_ARENA) && (flags & PROTO_ATTACH_REGION)) {
+        return attnd_fail(info, ATTND_EINVAL, "flags", "a ring has the arena or a region");
+    }
+    if ((flags & PROTO_ATTACH_ARENA) && in->a.session) {
+        return attnd_fail(info, ATTND_EINVAL, "flags", "a ring that joins gets no arena");
+    }
+    size_t need = flags & PROTO_ATTACH_REGION ? sizeof(*in) : sizeof(in->a);
+    if (bytes != need) {
+        return attnd_fail(info, ATTND_EPROTO, "flags", "%zu bytes, not %zu", bytes, need);
+    }
+    return ATTND_OK;
+}
+
+static attnd_err check_region(const proto_region_ask *r, attnd_errinfo *info) {
+    attnd_err err = proto_check_zero(r->flags & ~(uint32_t)PROTO_REGION_MPS, "region.flags", info);
+    if (!err && r->bytes == 0) {
+        err = attnd_fail(info, ATTND_EINVAL, "region.bytes", "a region of 0 bytes");
+    }
+    if (!err && (r->num_flags < 1 || r->num_flags > PROTO_REGION_MAX_FLAGS)) {
+        err = attnd_fail(info, ATTND_EINVAL, "region.num_flags", "%u flags: not 1 to %d",
+                         r->num_flags, PROTO_REGION_MAX_FLAGS);
+    }
+    return err ? err : attnd_fail(info, ATTND_ENOTSUP, "flags", "this daemon has no regions");
+}
+
+static attnd_err check_attach(const asked *in, size_t bytes, attnd_errinfo *info) {
+    const proto_attach *a = &in->a;
+    if (bytes < sizeof(*a) || a->magic != PROTO_RING_MAGIC) {
         return attnd_fail(info, ATTND_EPROTO, "magic", "%zu bytes that are no proto_attach", bytes);
     }
     if (a->version != PROTO_VERSION) {
         return attnd_fail(info, ATTND_EVERSION, "version", "version %u", a->version);
     }
     attnd_err err = proto_check_zero(a->reserved2, "reserved", info);
-    if (!err && (a->flags & ~PROTO_ATTACH_ARENA)) {
-        err = attnd_fail(info, ATTND_EINVAL, "flags", "unknown flags 0x%x", a->flags);
+    if (!err) {
+        err = check_flags(in, bytes, info);
     }
-    if (!err && a->flags && a->session) {
-        err = attnd_fail(info, ATTND_EINVAL, "flags", "a ring that joins gets no arena");
+    if (!err && (a->flags & PROTO_ATTACH_REGION)) {
+        err = check_region(&in->region, info);
     }
     for (size_t i = 0; !err && a->session == 0 && i < sizeof(a->secret); i++) {
         err = proto_check_zero(a->secret[i], "secret", info);
@@ -434,12 +472,13 @@ static attnd_err grant(conn *c, proto_attach_arena *arena, int *fd, attnd_errinf
     return err;
 }
 
-static void attach(conn *c, const proto_attach *a, size_t bytes) {
+static void attach(conn *c, const asked *in, size_t bytes) {
     srv_rings *t = c->t;
+    const proto_attach *a = &in->a;
     int fd = -1, arena_fd = -1;
     proto_attach_arena arena = {.magic = PROTO_RING_MAGIC};
     attnd_errinfo info = {.code = ATTND_OK};
-    attnd_err err = check_attach(a, bytes, &info);
+    attnd_err err = check_attach(in, bytes, &info);
     bool wants = !err && (a->flags & PROTO_ATTACH_ARENA);
     if (!err) {
         err = open_ring(c, a, &fd, &info);
@@ -468,7 +507,7 @@ static void attach(conn *c, const proto_attach *a, size_t bytes) {
 
 // ---- packets
 
-static void on_packet(conn *c, const proto_attach *packet, size_t bytes) {
+static void on_packet(conn *c, const asked *packet, size_t bytes) {
     proto_attach_left left;
     memcpy(&left, packet, sizeof(left));
     if (c->ring.base && bytes == sizeof(left) && left.magic == PROTO_ATTACH_LEFT) {
@@ -488,7 +527,7 @@ static void on_readable(uv_poll_t *poll, int status, int events) {
         close_conn(c);
     }
     for (int i = 0; i < PACKETS && c->open; i++) {
-        proto_attach packet;
+        asked packet;
         size_t bytes;
         switch (srv_attach_recv(c->fd, &packet, sizeof(packet), &bytes)) {
         case SRV_ATTACH_NONE:

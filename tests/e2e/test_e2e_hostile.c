@@ -101,6 +101,7 @@ static void build(victim *v, uint32_t op, e2e_buf *b) {
     proto_seq_keep keep = {.seq = v->lone.handle, .ttl_ms = 5, .name = "n"};
     proto_seq_attach attach = {.model = v->m.id, .name = "n"};
     proto_cancel cancel = {.step = v->step.handle};
+    proto_attend_all all = {.step = v->step.handle, .num_layers = 2, .lse_off = PROTO_REGION_NONE};
     play_step lone = {.model = &v->one, .num = 1, .rows = 2, .new_rows = 2};
     lone.parts[0] = (play_part){.seq = &v->lone, .new_len = 2, .positions = positions};
     play_part part = {.seq = &v->lone, .new_len = 2, .positions = positions, .tree = tree};
@@ -137,6 +138,9 @@ static void build(victim *v, uint32_t op, e2e_buf *b) {
         break;
     case PROTO_ATTEND:
         play_attend_body(b, id, &v->step, 1, PROTO_ATTEND_LSE, &t);
+        break;
+    case PROTO_ATTEND_ALL: // refused here: only rings have a region
+        e2e_buf_init(b, op, id, &all, sizeof(all));
         break;
     case PROTO_COMMIT:
         play_commit_body(b, id, &v->step, NULL);

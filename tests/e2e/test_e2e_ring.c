@@ -117,7 +117,7 @@ START_TEST(a_bad_request_for_a_ring_says_why) {
     }
     bad[0].ask.magic++, bad[0].err = ATTND_EPROTO;
     bad[1].ask.version++, bad[1].err = ATTND_EVERSION;
-    bad[2].ask.flags = 2;
+    bad[2].ask.flags = 4;
     bad[3].ask.reserved2 = 1;
     bad[4].ask.entries = 0;
     bad[5].ask.entries = 24;

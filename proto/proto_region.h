@@ -1,0 +1,110 @@
+// proto_region is service mode on a GPU: device memory that client and daemon share for q, k, v,
+// out and lse, and the flags by which the client's stream and the daemon hand a layer's work to
+// each other.  A step is then one attend_all (proto_wire.h) for all its layers; per layer no
+// message is sent, and no host of the client's takes part.
+//
+// Attach.  With PROTO_ATTACH_REGION in proto_attach.flags (not together with PROTO_ATTACH_ARENA)
+// the packet is proto_attach and, right behind it, proto_region_ask.  Behind proto_attach_reply the
+// daemon sends one proto_region with two descriptors (SCM_RIGHTS), in this order: the region, which
+// cuMemImportFromShareableHandle takes (POSIX file descriptor), all zero at first, and the flags, a
+// memfd that is sealed against shrinking and growing, to be mapped whole (MAP_SHARED) and
+// registered with the client's own context.  Both are the connection's: they go with it, once
+// nothing that the daemon runs uses them.  Any client may have a region, within the configured
+// bounds.  Refused by proto_attach_reply.status with ENOTSUP where the daemon computes on the CPU
+// (there a ring's data area is read and written in place), EMSGSIZE for more bytes than a client
+// may have (bytes then says how many it may), EBUSY when all that clients may have is taken.
+//
+// Flags.  At offset 0 proto_flags, at PROTO_FLAGS_HEAD_BYTES proto_flag [num_flags], all 0 at
+// first.  Values are only ever 0 and 1, so a captured graph replays as it is.  Per layer:
+//
+//     client's stream                            daemon
+//     copy q, k, v into the region
+//     ready = 1 (cuStreamWriteValue32)
+//                                                sees ready, stores ready = 0, launches
+//                                                behind the launch, in stream order: done = 1
+//     wait for done >= 1 (cuStreamWaitValue32)
+//     done = 0 (cuStreamWriteValue32)
+//     copy out, lse out of the region
+//
+// The daemon looks at the ready flag of an attend_all's next layer only, so the streams raise them
+// in layer order.  A flag may be raised before the attend_all has arrived.
+//
+// Errors.  When an attend_all fails, for whatever reason, its reply says so at once, and the call
+// drains: the daemon's host answers done = 1 for the layer that failed, if it had been raised, and
+// for each later layer as its ready flag comes (and stores ready = 0), so that the client's stream
+// runs to its end; out and lse hold nothing.  Before the first of these, error, error_step and then
+// error_epoch are stored in proto_flags.  A drain is over when the last layer was answered, or when
+// cancel names its step, also a step that is gone: with that the client says that its streams will
+// not touch the pairs any more, and the daemon stores 0 into those that it has not answered.  So
+// who never launched its work cancels twice: the first ends the step, the second the drain.  A pair
+// belongs to one call at a time, drain included: another one gets EBUSY.
+//
+// Death.  Either host can end a wait.  When the connection ends the daemon stores done = 1 into
+// every pair once; a client whose daemon is gone (POLLHUP on the attach socket) does so itself, and
+// again until its streams have ended.
+#ifndef ATTND_PROTO_PROTO_REGION_H
+#define ATTND_PROTO_PROTO_REGION_H
+
+#include "proto/proto_ring.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    PROTO_REGION_MAX_FLAGS = 4096, // pairs of one region
+    PROTO_REGION_MAX_CALLS = 8,    // attend_alls of one region at a time, drains included
+    PROTO_FLAGS_HEAD_BYTES = 4096,
+    PROTO_FLAGS_PAGE_BYTES = 4096,
+};
+
+enum { PROTO_REGION_MPS = 1u << 0 }; // the client's contexts on the GPU are shared through MPS
+
+// proto_region_ask follows proto_attach in the same packet.
+typedef struct proto_region_ask {
+    uint64_t bytes;     //  0: of the region, rounded up by the daemon; not 0
+    uint32_t num_flags; //  8: 1 to PROTO_REGION_MAX_FLAGS
+    uint32_t flags;     // 12: PROTO_REGION_*
+    uint8_t device[16]; // 16: UUID of the GPU that the client's streams are on; zeros = not said
+} proto_region_ask;
+
+// proto_region is what comes with the two descriptors.
+typedef struct proto_region {
+    uint32_t magic;       //  0: PROTO_RING_MAGIC
+    uint32_t num_flags;   //  4: as asked for
+    uint64_t bytes;       //  8: of the region
+    uint64_t flags_bytes; // 16: of the flags' memfd
+    uint8_t device[16];   // 24: UUID of the GPU whose memory the region is
+} proto_region;
+
+// proto_flags is the head of the flags.  The daemon writes it and never reads it back.
+typedef struct proto_flags {
+    uint32_t magic;       //  0: PROTO_RING_MAGIC
+    uint32_t num_flags;   //  4
+    uint32_t error_epoch; //  8: attend_alls that have failed; stored last (release)
+    int32_t error;        // 12: attnd_err of the last one
+    uint64_t error_step;  // 16: its step
+} proto_flags;
+
+typedef struct proto_flag {
+    uint32_t ready; // 0: the client's stream stores 1, the daemon 0
+    uint32_t done;  // 4: the daemon stores 1, the client's stream 0
+} proto_flag;
+
+PROTO_SIZE(proto_region_ask, 32);
+PROTO_SIZE(proto_region, 40);
+PROTO_SIZE(proto_flags, 24);
+PROTO_SIZE(proto_flag, 8);
+
+// proto_flags_bytes returns the bytes of the memfd for num_flags pairs.
+static inline uint64_t proto_flags_bytes(uint32_t num_flags) {
+    uint64_t pairs = (uint64_t)num_flags * sizeof(proto_flag);
+    uint64_t pages = (pairs + PROTO_FLAGS_PAGE_BYTES - 1) / PROTO_FLAGS_PAGE_BYTES;
+    return PROTO_FLAGS_HEAD_BYTES + pages * PROTO_FLAGS_PAGE_BYTES;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
