@@ -97,8 +97,9 @@ uint64_t kv_recover_arena_bytes(int fd);
 attnd_err kv_tenant_set(kv_cache *kv, const char *name, uint32_t quota_blocks, uint32_t *tenant);
 
 // kv_tenant_cache sets how many of the blocks that a tenant has, in use or cached, others leave it
-// when they need some, and the priority of what it caches from now on: blocks of a lower one are
-// evicted first.  ATTND_EINVAL: no such tenant, or a priority above KV_MAX_PRIORITY.
+// when they need some, and the priority of what it caches from now on, unless a sequence has a
+// lower one: blocks of a lower one are evicted first.  ATTND_EINVAL: no such tenant, or a priority
+// above KV_MAX_PRIORITY.
 attnd_err kv_tenant_cache(kv_cache *kv, uint32_t tenant, uint32_t floor_blocks, uint32_t priority);
 
 // ---- models
@@ -218,6 +219,11 @@ attnd_err kv_reply_find(const kv_cache *kv, kv_request rq, kv_reply *out);
 
 attnd_err kv_seq_create(kv_cache *kv, kv_request rq, uint32_t model, uint64_t *seq,
                         attnd_errinfo *info);
+// kv_seq_create_priority has blocks that the sequence, or a fork of it, caches or finds cached have
+// at least this priority, at most the tenant's; 0 = the tenant's, as kv_seq_create.  ATTND_EINVAL:
+// above KV_MAX_PRIORITY.
+attnd_err kv_seq_create_priority(kv_cache *kv, kv_request rq, uint32_t model, uint32_t priority,
+                                 uint64_t *seq, attnd_errinfo *info);
 // kv_seq_fork makes a sequence that shares all committed blocks; the first write copies.
 attnd_err kv_seq_fork(kv_cache *kv, kv_request rq, uint64_t seq, uint64_t *forked,
                       uint32_t *committed, attnd_errinfo *info);
@@ -235,7 +241,7 @@ attnd_err kv_seq_attach(kv_cache *kv, kv_request rq, uint32_t model, const char 
 
 typedef struct kv_seq_info {
     uint64_t seq, session; // session 0 = held by none
-    uint32_t model, committed, blocks;
+    uint32_t model, committed, blocks, priority;
     bool in_step;
     char name[KV_NAME_BYTES]; // "" = not kept
     uint64_t ttl_ms;

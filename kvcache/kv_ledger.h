@@ -139,7 +139,8 @@ typedef struct kv_led_seq {
     char name[KV_NAME_BYTES];           // "" = not kept, zero-padded
     uint64_t table_sums[KV_MAX_GROUPS]; // of the committed entries
     uint32_t chain, chain_generation;   // deepest node that it has of the prefix tree, + 1
-    uint32_t tail_half, reserved;       // of seq_ids: known ids of the last block, if not full
+    uint32_t tail_half;                 // of seq_ids: known ids of the last block, if not full
+    uint32_t priority;                  // of what it caches; 0 = the tenant's
     uint64_t tail_sum;                  // checksum of these
 } kv_led_seq;
 

@@ -21,6 +21,7 @@
 enum {
     AHEAD = 16, // blocks whose memory is fetched before they are compared
     KV_PREFIX_LOOKS = 32,
+    RAISES = 64, // nodes of a record
     LINE_BYTES = 64,
 };
 
@@ -273,6 +274,31 @@ void kv_prefix_hit_path(kv_cache *kv, uint32_t node, uint32_t num) {
     }
 }
 
+// ---- priorities
+
+static uint32_t priority_of(const kv_cache *kv, uint32_t seq_idx) {
+    const kv_led_seq *s = &kv->seqs[seq_idx];
+    uint32_t most = kv->tenants[s->tenant].priority;
+    return s->priority && s->priority < most ? s->priority : most;
+}
+
+void kv_prefix_raise(kv_cache *kv, uint32_t node, uint32_t seq_idx) {
+    uint32_t priority = priority_of(kv, seq_idx);
+    while (node != KV_NONE && kv->nodes[node].owner >> KV_OWNER_BITS < priority) {
+        kv_redo_begin(kv);
+        for (uint32_t i = 0; i < RAISES && node != KV_NONE; i++) {
+            uint32_t owner = kv->nodes[node].owner;
+            if (owner >> KV_OWNER_BITS >= priority) {
+                break;
+            }
+            kv_redo_put(kv, &kv->nodes[node].owner,
+                        (kv_node_model(kv, node) + 1) | priority << KV_OWNER_BITS);
+            node = kv_prefix_parent(kv, node);
+        }
+        kv_redo_commit(kv);
+    }
+}
+
 // ---- the tree
 
 static uint32_t *children_of(kv_cache *kv, uint32_t model, uint32_t parent) {
@@ -394,6 +420,7 @@ uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const u
     uint32_t node = find_child(kv, model, parent, key, tokens, block_tokens_of(kv, model));
     if (node != KV_NONE) {
         join(kv, node, entries, seq_idx);
+        kv_prefix_raise(kv, node, seq_idx);
         return node;
     }
     node = take_node(kv);
@@ -402,7 +429,7 @@ uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const u
     }
     grow_old(kv);
     const kv_led_node live = {
-        .owner = (model + 1) | kv->tenants[kv->models[model].spec.tenant].priority << KV_OWNER_BITS,
+        .owner = (model + 1) | priority_of(kv, seq_idx) << KV_OWNER_BITS,
         .generation = kv->nodes[node].generation + 1,
         .parent = link_of(parent),
         .parent_generation = parent == KV_NONE ? 0 : kv->nodes[parent].generation,

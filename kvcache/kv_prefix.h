@@ -53,6 +53,11 @@ void kv_prefix_rele(kv_cache *kv, uint32_t node);
 // kv_prefix_hit_path tells the policy that the num nodes up to this one were hit.
 void kv_prefix_hit_path(kv_cache *kv, uint32_t node, uint32_t num);
 
+// kv_prefix_raise has a node that sequence seq_idx is a user of, and those before it, have the
+// sequence's priority unless theirs is as high: what lies before a node never has a lower one.
+// Committed by records, each of some nodes.
+void kv_prefix_raise(kv_cache *kv, uint32_t node, uint32_t seq_idx);
+
 // kv_prefix_insert returns the child of parent (KV_NONE: of the root), which must have a user, with
 // tokens [block_tokens], and adds a user; it is made with the blocks entries [num_groups], in use,
 // when there is none, and a spilled one gets these blocks.  depth: blocks before it.  KV_NONE: no

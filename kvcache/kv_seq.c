@@ -138,7 +138,7 @@ static attnd_err take_slot(kv_cache *kv, uint32_t *idx, attnd_errinfo *info) {
 // make_live publishes the sequence together with its reply.  This is the committing store of
 // kv_seq_create and kv_seq_fork.  A parent's tokens are shared, with the checksums of its tables.
 static uint64_t make_live(kv_cache *kv, kv_request rq, kv_op op, uint32_t idx, uint32_t model,
-                          const kv_led_seq *parent) {
+                          uint32_t priority, const kv_led_seq *parent) {
     kv_led_seq *s = &kv->seqs[idx];
     kv_led_seq live = {
         .state = KV_LIVE,
@@ -146,6 +146,7 @@ static uint64_t make_live(kv_cache *kv, kv_request rq, kv_op op, uint32_t idx, u
         .model = model,
         .session = rq.session,
         .expire_ms = KV_NEVER,
+        .priority = priority,
     };
     if (parent) {
         live.committed = parent->committed;
@@ -177,10 +178,19 @@ static uint64_t make_live(kv_cache *kv, kv_request rq, kv_op op, uint32_t idx, u
 
 attnd_err kv_seq_create(kv_cache *kv, kv_request rq, uint32_t model, uint64_t *seq,
                         attnd_errinfo *info) {
+    return kv_seq_create_priority(kv, rq, model, 0, seq, info);
+}
+
+attnd_err kv_seq_create_priority(kv_cache *kv, kv_request rq, uint32_t model, uint32_t priority,
+                                 uint64_t *seq, attnd_errinfo *info) {
     uint32_t session_idx, idx;
     attnd_err err = kv_request_check(kv, rq, false, &session_idx, info);
     if (err == ATTND_OK) {
         err = kv_model_find(kv, kv->sessions[session_idx].tenant, model, info);
+    }
+    if (err == ATTND_OK && priority > KV_MAX_PRIORITY) {
+        err =
+            attnd_fail(info, ATTND_EINVAL, "priority", "%u is above %d", priority, KV_MAX_PRIORITY);
     }
     if (err == ATTND_OK) {
         err = take_slot(kv, &idx, info);
@@ -188,7 +198,7 @@ attnd_err kv_seq_create(kv_cache *kv, kv_request rq, uint32_t model, uint64_t *s
     if (err) {
         return err;
     }
-    *seq = make_live(kv, rq, KV_OP_CREATE, idx, model, NULL);
+    *seq = make_live(kv, rq, KV_OP_CREATE, idx, model, priority, NULL);
     return ATTND_OK;
 }
 
@@ -228,7 +238,7 @@ attnd_err kv_seq_fork(kv_cache *kv, kv_request rq, uint64_t seq, uint64_t *forke
     share_blocks(kv, from, to);
     kv_chain_copy(kv, from, to);
     *committed = parent->committed;
-    *forked = make_live(kv, rq, KV_OP_FORK, to, parent->model, parent);
+    *forked = make_live(kv, rq, KV_OP_FORK, to, parent->model, parent->priority, parent);
     kv_chain_forked(kv, from, to);
     return ATTND_OK;
 }
@@ -477,6 +487,7 @@ static void describe(const kv_cache *kv, uint32_t idx, kv_seq_info *out) {
         .blocks = blocks_of(kv, idx),
         .in_step = kv->seq_aux[idx].step != 0,
         .ttl_ms = s->ttl_ms,
+        .priority = s->priority,
     };
     memcpy(out->name, s->name, sizeof(out->name));
 }

@@ -392,6 +392,7 @@ static void count_found(const opening *o, uint32_t i) {
     o->kv->found_tokens += o->seqs[i].cached;
     if (hit->node) {
         kv_prefix_hit_path(o->kv, hit->node - 1, hit->blocks);
+        kv_prefix_raise(o->kv, hit->node - 1, (uint32_t)o->seqs[i].seq);
     }
     if (hit->partial) {
         kv_prefix_hit_path(o->kv, hit->partial - 1, 1);

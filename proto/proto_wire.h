@@ -37,7 +37,7 @@
 //     model_open       2  JSON            JSON                   all
 //     model_close      3  proto_model     empty                  all
 //     model_list       4  empty           JSON                   all; the tenant's own
-//     seq_create      16  proto_model     proto_seq        yes   all
+//     seq_create      16  proto_seq_create proto_seq       yes   all
 //     seq_fork        17  proto_seq       proto_seq        yes   all
 //     seq_truncate    18  proto_seq       empty            yes   all; len = the new length
 //     seq_free        19  proto_seq       empty            yes   all
@@ -170,6 +170,12 @@ typedef struct proto_model {
     uint32_t model;    // 0: of the reply of model_open
     uint32_t reserved; // 4
 } proto_model;
+
+typedef struct proto_seq_create {
+    uint32_t model;    // 0
+    uint32_t priority; // 4: of cached blocks those of a lower one go first: 1 to 255, at most the
+                       //    tenant's; 0 = the tenant's.  Forks have it, too
+} proto_seq_create;
 
 typedef struct proto_seq {
     uint64_t seq;      //  0: handle
@@ -367,6 +373,7 @@ typedef struct proto_attend1_seq {
 PROTO_SIZE(proto_header, 32);
 PROTO_SIZE(proto_error, 232);
 PROTO_SIZE(proto_model, 8);
+PROTO_SIZE(proto_seq_create, 8);
 PROTO_SIZE(proto_seq, 16);
 PROTO_SIZE(proto_seq_keep, 80);
 PROTO_SIZE(proto_seq_attach, 72);

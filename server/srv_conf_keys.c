@@ -177,8 +177,10 @@ const srv_conf_key srv_conf_keys[] = {
      "Blocks, in use or cached, that the others leave the tenant of what it has when they need "
      "some; "
      "0: none."},
-    {"tenant", "cache_priority", SRV_CONF_COUNT, TENANT(cache_priority), "0", 0, 255, NULL, true,
-     "Of what the tenant caches from then on: cached blocks of a lower one go first."},
+    {"tenant", "cache_priority", SRV_CONF_COUNT, TENANT(cache_priority), "100", 0, 255, NULL, true,
+     "Of what the tenant caches from then on: cached blocks of a lower one go first.  A sequence "
+     "may "
+     "ask for a lower one."},
     {"tenant", "share", SRV_CONF_COUNT, TENANT(share), "1", 1, 1000, NULL, true,
      "Weight of the tenant when the compute threads are fought for."},
     {NULL, NULL, SRV_CONF_TEXT, 0, NULL, 0, 0, NULL, false, NULL},

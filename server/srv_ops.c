@@ -33,7 +33,7 @@ const srv_op srv_ops[] = {
     OP(model_open, MODEL_OPEN, JSON, STARTS | ROOM, 0),
     OP(model_close, MODEL_CLOSE, FIXED(proto_model), 0, 0),
     OP(model_list, MODEL_LIST, NONE, 0, 0),
-    OP(seq_create, SEQ_CREATE, FIXED(proto_model), ONCE | STARTS, KV_OP_CREATE),
+    OP(seq_create, SEQ_CREATE, FIXED(proto_seq_create), ONCE | STARTS, KV_OP_CREATE),
     OP(seq_fork, SEQ_FORK, FIXED(proto_seq), ONCE | STARTS, KV_OP_FORK),
     OP(seq_truncate, SEQ_TRUNCATE, FIXED(proto_seq), ONCE, KV_OP_TRUNCATE),
     OP(seq_free, SEQ_FREE, FIXED(proto_seq), ONCE, KV_OP_FREE),

@@ -54,13 +54,10 @@ static attnd_err read_seq(const srv_request *rq, proto_seq *body, bool with_len,
 
 SRV_HANDLER(seq_create) {
     (void)kept;
-    proto_model body;
+    proto_seq_create body;
     uint64_t seq = 0;
     attnd_errinfo info;
     attnd_err err = proto_read(rq->msg, &body, sizeof(body), true, &info);
-    if (!err) {
-        err = must_be_zero(body.reserved, "reserved", &info);
-    }
     if (!err && !srv_session_model(rq->session, body.model)) {
         err = attnd_fail(&info, ATTND_ENOENT, "model", "no such model");
     }
@@ -68,7 +65,7 @@ SRV_HANDLER(seq_create) {
         err = check_room(core, rq, &info);
     }
     if (!err) {
-        err = kv_seq_create(core->kv, kv_rq(rq), body.model, &seq, &info);
+        err = kv_seq_create_priority(core->kv, kv_rq(rq), body.model, body.priority, &seq, &info);
     }
     reply_seq(rq, err, seq, 0, &info);
 }
@@ -180,6 +177,7 @@ static void add_seqs(const srv_core *core, uint32_t tenant_idx, cJSON *list) {
         cJSON_AddBoolToObject(o, "in_step", info.in_step);
         cJSON_AddStringToObject(o, "name", info.name);
         cJSON_AddNumberToObject(o, "ttl_ms", (double)info.ttl_ms);
+        cJSON_AddNumberToObject(o, "priority", info.priority);
         cJSON_AddItemToArray(list, o);
     }
 }

@@ -148,6 +148,11 @@ attnd_err attnd_model_close(attnd_client *c, uint32_t model, attnd_errinfo *info
 // ---- sequences (proto_wire.h says what each op means)
 
 attnd_err attnd_seq_create(attnd_client *c, uint32_t model, uint64_t *seq, attnd_errinfo *info);
+// attnd_seq_create_priority: what the sequence leaves in the prefix cache goes before what has a
+// higher priority: 1 (goes first) to 255, at most the tenant's (tenant cache_priority, 100 unless
+// configured); 0 = the tenant's.
+attnd_err attnd_seq_create_priority(attnd_client *c, uint32_t model, uint32_t priority,
+                                    uint64_t *seq, attnd_errinfo *info);
 attnd_err attnd_seq_fork(attnd_client *c, uint64_t seq, uint64_t *forked, uint32_t *len,
                          attnd_errinfo *info);
 attnd_err attnd_seq_truncate(attnd_client *c, uint64_t seq, uint32_t len, attnd_errinfo *info);

@@ -32,7 +32,12 @@ static attnd_err set_name(char out[PROTO_NAME_BYTES], const char *name, attnd_er
 }
 
 attnd_err attnd_seq_create(attnd_client *c, uint32_t model, uint64_t *seq, attnd_errinfo *info) {
-    proto_model body = {.model = model};
+    return attnd_seq_create_priority(c, model, 0, seq, info);
+}
+
+attnd_err attnd_seq_create_priority(attnd_client *c, uint32_t model, uint32_t priority,
+                                    uint64_t *seq, attnd_errinfo *info) {
+    proto_seq_create body = {.model = model, .priority = priority};
     return call_seq(c, PROTO_SEQ_CREATE, &body, sizeof(body), seq, NULL, info);
 }
 

@@ -2,6 +2,7 @@
 // and which token ids count.
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -226,6 +227,56 @@ START_TEST(other_parameters_under_the_same_name_find_nothing) {
 }
 END_TEST
 
+// create_at is play_create of a sequence of that priority.
+static void create_at(uint32_t priority, play_seq *s) {
+    proto_seq_create body = {.model = m.id, .priority = priority};
+    e2e_reply r;
+    play_create(&c, &m, s);
+    play_free_there(&c, s);
+    ATTND_CK_OK(e2e_call(&c, PROTO_SEQ_CREATE, &body, sizeof(body), &r));
+    memcpy(&s->handle, r.body, sizeof(s->handle));
+    e2e_reply_fini(&r);
+}
+
+// 40 blocks each, then 50 that have 48 free ones.
+START_TEST(prompts_of_a_low_priority_go_first_after_a_restart_too) {
+    teardown();
+    begin(true);
+    play_seq a, b, s;
+    e2e_reply r;
+    proto_seq_create body = {.model = m.id, .priority = 256};
+    ATTND_CK_ERR(e2e_call(&c, PROTO_SEQ_CREATE, &body, sizeof(body), &r), ATTND_EINVAL);
+    ck_assert_str_eq(r.error.field, "priority");
+    e2e_reply_fini(&r);
+    create_at(0, &a);
+    run(&a, NULL, ids, 640);
+    create_at(1, &b);
+    run(&b, NULL, ids + 1, 640);
+    char *list = e2e_json(&c, PROTO_SEQ_LIST, "");
+    ck_assert_ptr_nonnull(strstr(list, "\"priority\":1}"));
+    free(list);
+    play_free_there(&c, &a);
+    play_free_there(&c, &b);
+    e2e_close(&c);
+    e2e_kill_worker(&d);
+    e2e_await_ready(&d);
+    e2e_connect(&c, d.url);
+    play_hello(&c, "test");
+    play_open(&c, &m);
+    play_create(&c, &m, &s);
+    run(&s, NULL, ids + 2, 800);
+    play_free(&c, &s);
+    play_create(&c, &m, &s); // takes one more
+    ck_assert_uint_eq(run(&s, &a, ids, 640), 639);
+    play_free(&c, &s);
+    play_create(&c, &m, &s);
+    ck_assert_uint_eq(run(&s, &b, ids + 1, 640), 640 - 3 * 16);
+    play_free(&c, &s);
+    play_forget(&a);
+    play_forget(&b);
+}
+END_TEST
+
 START_TEST(the_cache_outlives_the_daemon) {
     teardown();
     begin(true);
@@ -261,6 +312,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, ids_are_refused_where_no_prefix_can_be);
     tcase_add_test(tc, other_parameters_under_the_same_name_find_nothing);
     tcase_add_test(tc, the_cache_outlives_the_daemon);
+    tcase_add_test(tc, prompts_of_a_low_priority_go_first_after_a_restart_too);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -133,6 +133,15 @@ def test_kept_sequence_is_attached_by_another_client(daemon: Any, transport: str
                 np.testing.assert_allclose(step.attend(0, q), want, rtol=1e-5, atol=1e-5)
 
 
+def test_a_sequence_has_a_priority(client: attnd.Client) -> None:
+    model = client.open_model("kept", **GEOMETRY)
+    with model.sequence(priority=9) as seq, model.sequence() as other:
+        listed = {int(s["seq"], 16): s["priority"] for s in client.admin("seq_list")["sequences"]}
+        assert listed[seq.id] == 9 and listed[other.id] == 0
+    with pytest.raises(attnd.InvalidError, match="priority"):
+        model.sequence(priority=256)
+
+
 def test_a_session_frees_its_sequences(daemon: Any, transport: str) -> None:
     def in_use(of: attnd.Client) -> int:
         return int(of.admin("stats")["blocks"]["in_use"])

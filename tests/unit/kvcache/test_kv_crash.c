@@ -192,6 +192,7 @@ static bool run_op(uint32_t k) {
         return kv_expire(f.kv, 150), true;
     case 27:
         ATTND_CK_OK(kv_tenant_set(f.kv, "t", 100, &f.tenant));
+        ATTND_CK_OK(kv_tenant_cache(f.kv, f.tenant, 0, 5));
         return true;
     case 28:
         return open_step(two, 2, 40, 2, 0), true; // a new slab
@@ -211,7 +212,7 @@ static bool run_op(uint32_t k) {
         move_rows(0, (const uint32_t[]){1, 3, 4, 8}, 4);
         return commit(4, 2), true;
     case 35:
-        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), tree, &seqs[6], &f.info));
+        ATTND_CK_OK(kv_seq_create_priority(f.kv, fix_rq(&f), tree, 2, &seqs[6], &f.info));
         return true;
     case 36:
         return open_ids(6, 1000, 14, 0), true;
@@ -227,7 +228,7 @@ static bool run_op(uint32_t k) {
     case 41:
         ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), tree, &seqs[7], &f.info));
         return true;
-    case 42: // finds two blocks, and three rows of one
+    case 42: // finds two blocks, whose priority is raised, and three rows of one
         return open_ids(7, 1000, 12, 11), true;
     case 43:
         return commit_ids(12), true;

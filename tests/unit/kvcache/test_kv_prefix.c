@@ -362,6 +362,68 @@ START_TEST(what_has_a_lower_priority_goes_first) {
 }
 END_TEST
 
+// leave_at is leave with a sequence of that priority.
+static void leave_at(uint32_t priority, const uint32_t *tokens, uint32_t num) {
+    uint64_t seq;
+    ATTND_CK_OK(kv_seq_create_priority(f.kv, fix_rq(&f), f.model, priority, &seq, &f.info));
+    opened o = open_ids(seq, tokens, num);
+    commit_ids(&o, tokens, num);
+    ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), seq, &f.info));
+}
+
+// press evicts until only num blocks are free of what steps have.
+static void press(uint32_t num) {
+    uint64_t seq = fix_seq(&f);
+    opened o = open_ids(seq, NULL, 4 * num);
+    ATTND_CK_OK(kv_step_abort(f.kv, fix_rq(&f), o.step));
+    ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), seq, &f.info));
+}
+
+START_TEST(a_sequence_of_a_lower_priority_leaves_what_goes_first) {
+    uint32_t a[16], b[16], c[16];
+    uint64_t seq;
+    kv_seq_info info;
+    ATTND_CK_ERR(
+        kv_seq_create_priority(f.kv, fix_rq(&f), f.model, KV_MAX_PRIORITY + 1, &seq, &f.info),
+        ATTND_EINVAL);
+    ck_assert_str_eq(f.info.field, "priority");
+    ATTND_CK_OK(kv_tenant_cache(f.kv, f.tenant, 0, 7));
+    leave_at(0, ids(a, 9, 100), 8);
+    leave_at(3, ids(b, 9, 200), 8);
+    leave_at(KV_MAX_PRIORITY, ids(c, 9, 300), 8); // as high as the tenant's, no higher
+    press(FIX_BLOCKS - 4);
+    ck_assert_uint_eq(found(b, 9), 0); // though a was used before it
+    ck_assert_uint_eq(found(c, 9), 8);
+    ck_assert_uint_eq(found(a, 9), 8); // last
+    press(FIX_BLOCKS - 2);
+    ck_assert_uint_eq(found(c, 9), 0);
+    ck_assert_uint_eq(found(a, 9), 8);
+    ATTND_CK_OK(kv_seq_create_priority(f.kv, fix_rq(&f), f.model, 3, &seq, &f.info));
+    uint64_t forked;
+    uint32_t committed;
+    ATTND_CK_OK(kv_seq_fork(f.kv, fix_rq(&f), seq, &forked, &committed, &f.info));
+    ATTND_CK_OK(kv_seq_get(f.kv, f.session, forked, &info));
+    ck_assert_uint_eq(info.priority, 3);
+}
+END_TEST
+
+START_TEST(what_a_sequence_of_a_higher_priority_finds_is_raised_to_it) {
+    uint32_t a[4 * 100], b[16];
+    ATTND_CK_OK(kv_tenant_cache(f.kv, f.tenant, 0, 7));
+    leave_at(3, ids(a, 4 * 80, 1000), 4 * 80);
+    ck_assert_uint_eq(found(a, 4 * 80), 4 * 79 + 3); // and raises all that are whole
+    leave_at(3, ids(b, 9, 200), 8);
+    press(FIX_BLOCKS - 79);
+    ck_assert_uint_eq(found(b, 9), 0); // both of it and the last one of a, which was only copied
+    ck_assert_uint_eq(found(a, 4 * 80), 4 * 79);
+    leave_at(5, a, 4 * 80 - 1); // lowers nothing
+    for (uint32_t n = 0; n < f.kv->lists->nodes.used; n++) {
+        uint32_t owner = f.kv->nodes[n].owner;
+        ck_assert(owner == 0 || owner >> KV_OWNER_BITS == 7);
+    }
+}
+END_TEST
+
 START_TEST(a_kept_sequence_pins_its_prefix_for_its_time) {
     uint32_t a[16];
     bool may_wait;
@@ -511,6 +573,8 @@ static Suite *suite(void) {
     tcase_add_test(t, a_slab_of_cached_blocks_goes_to_another_class);
     tcase_add_test(t, a_floor_is_left_to_its_tenant);
     tcase_add_test(t, what_has_a_lower_priority_goes_first);
+    tcase_add_test(t, a_sequence_of_a_lower_priority_leaves_what_goes_first);
+    tcase_add_test(t, what_a_sequence_of_a_higher_priority_finds_is_raised_to_it);
     tcase_add_test(t, a_kept_sequence_pins_its_prefix_for_its_time);
     suite_add_tcase(s, t);
     t = tcase_create("restart");

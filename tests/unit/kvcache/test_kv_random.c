@@ -253,7 +253,8 @@ static void op_create(int session) {
     attnd_err want = n.models[model].tenant != n.sessions[session].tenant ? ATTND_ENOENT
                      : slot < 0                                           ? ATTND_EBUSY
                                                                           : ATTND_OK;
-    CHECK_ERR(kv_seq_create(kv, rq, n.models[model].index, &handle, &info), want);
+    CHECK_ERR(kv_seq_create_priority(kv, rq, n.models[model].index, below(4), &handle, &info),
+              want);
     if (want == ATTND_OK) {
         n.seqs[slot] = (naive_seq){.live = true,
                                    .handle = handle,
@@ -722,6 +723,7 @@ static void op_quota(int session) {
     uint32_t again;
     CHECK_ERR(kv_tenant_set(kv, names[t], n.quota[t], &again), ATTND_OK);
     CHECK(again == tenants[t]);
+    CHECK_ERR(kv_tenant_cache(kv, t, below(3) * 10, below(4)), ATTND_OK);
 }
 
 // ---- comparing

@@ -46,6 +46,8 @@ START_TEST(seq_create_names_the_model) {
     ATTND_CK_OK(attnd_seq_create(client, 5, &seq, &info));
     ck_assert_uint_eq(seq, UINT64_C(0xfedcba9876543210));
     sent(16, "\5\0\0\0\0\0\0", 8);
+    ATTND_CK_OK(attnd_seq_create_priority(client, 5, 200, &seq, &info));
+    sent(16, "\5\0\0\0\310\0\0", 8);
 }
 END_TEST
 

@@ -210,6 +210,7 @@ _CALLS: List[Tuple[str, List[Any]]] = [
     ("model_open", [_P, POINTER(ModelOpts), POINTER(c_uint32), _INFO]),
     ("model_close", [_P, c_uint32, _INFO]),
     ("seq_create", [_P, c_uint32, POINTER(c_uint64), _INFO]),
+    ("seq_create_priority", [_P, c_uint32, c_uint32, POINTER(c_uint64), _INFO]),
     ("seq_fork", [_P, c_uint64, POINTER(c_uint64), POINTER(c_uint32), _INFO]),
     ("seq_truncate", [_P, c_uint64, c_uint32, _INFO]),
     ("seq_free", [_P, c_uint64, _INFO]),

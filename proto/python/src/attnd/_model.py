@@ -162,11 +162,19 @@ class Model:
             if exc is None:
                 raise
 
-    def sequence(self) -> Sequence:
-        """Makes an empty sequence."""
+    def sequence(self, *, priority: int = 0) -> Sequence:
+        """Makes an empty sequence.
+
+        What it leaves in the prefix cache goes before what has a higher priority: 1 (goes first)
+        to 255, at most the tenant's; 0 = the tenant's.
+        """
         number = ctypes.c_uint64()
         self.client.call_in(
-            self.epoch, _lib.lib.attnd_seq_create, self.id, ctypes.byref(number)
+            self.epoch,
+            _lib.lib.attnd_seq_create_priority,
+            self.id,
+            unsigned("priority", priority),
+            ctypes.byref(number),
         )
         return Sequence(self, number.value, 0)
 
