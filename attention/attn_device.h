@@ -39,6 +39,14 @@ typedef struct attn_device_buffer {
     uint64_t bytes;
 } attn_device_buffer;
 
+// attn_device_region is memory of the device that another process shares.
+typedef struct attn_device_region {
+    uint64_t address; // on the device; 0 = none
+    uint64_t bytes;
+    int fd;          // a descriptor that the other process can map it by; -1 = none
+    uint64_t handle; // the maker's
+} attn_device_region;
+
 typedef struct attn_device_ops {
     // open makes the device ready, with its arena and buffers.  ATTND_ENOTSUP when it is not there
     // or cannot run the kernels, ATTND_ENOMEM, ATTND_ECUDA; *info is a line for an operator.
@@ -79,6 +87,21 @@ typedef struct attn_device_ops {
     // it.  Any thread.
     bool (*pin)(attn_device *d, void *base, uint64_t bytes);
     void (*unpin)(attn_device *d, void *base);
+    // region_make makes memory of at least bytes, all zero, for launches' q, k_new, v_new, out and
+    // lse.  ATTND_ENOMEM, ATTND_ECUDA.  region_free gives it back; no work may use it any more. Any
+    // thread, also while another uses the device.
+    attnd_err (*region_make)(attn_device *d, uint64_t bytes, attn_device_region *out,
+                             attnd_errinfo *info);
+    void (*region_free)(attn_device *d, attn_device_region *r);
+    // flags_map lets the device write host memory, whole pages that may be shared with other
+    // processes; *address is where signal finds them.  flags_unmap undoes it; no work may use it
+    // any more.  ATTND_ECUDA.  Any thread, as region_make.
+    attnd_err (*flags_map)(attn_device *d, void *base, uint64_t bytes, uint64_t *address,
+                           attnd_errinfo *info);
+    void (*flags_unmap)(attn_device *d, void *base);
+    // signal writes value to an address of flags_map, in the order of the buffers' work: what
+    // launches before it have written can be seen by whoever sees it.
+    attnd_err (*signal)(attn_device *d, uint64_t address, uint32_t value, attnd_errinfo *info);
     attnd_err (*mark)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
     // ended: errors of what ran show here.
     attnd_err (*ended)(attn_device *d, uint32_t buffer, bool *ended, attnd_errinfo *info);
@@ -95,6 +118,7 @@ struct attn_device {
     const attn_device_ops *ops;
     char name[64];       // such as "NVIDIA H200"
     uint8_t uuid[16];    // tells it from every other device
+    bool mps;            // contexts of processes are shared through NVIDIA's MPS
     const char *kernels; // which of the maker's kernels it takes
     void *arena;         // device address, aligned to 256 bytes at least
     uint64_t arena_bytes;

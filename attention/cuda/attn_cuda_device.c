@@ -11,6 +11,7 @@
 
 #include "attention/cuda/attn_cuda.h"
 #include "attention/cuda/attn_cuda_error.h"
+#include "attention/cuda/attn_cuda_flag.h"
 #include "attention/cuda/attn_cuda_memory.h"
 #include "attention/cuda/attn_cuda_plan.h"
 
@@ -95,6 +96,10 @@ static attnd_err make_engine(cuda_device *d, attnd_errinfo *info) {
     TRY_CUDA(cudaGetDeviceProperties(&prop, d->ordinal));
     snprintf(d->pub.name, sizeof(d->pub.name), "%.63s", prop.name);
     memcpy(d->pub.uuid, &prop.uuid, sizeof(d->pub.uuid));
+    int mps = 0; // not known to drivers before 12.3, which then say so by an error
+    d->pub.mps =
+        cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, d->ordinal) == cudaSuccess && mps != 0;
+    (void)cudaGetLastError();
     attn_cuda_opts opts = {.device = d->ordinal};
     attnd_err err = attn_cuda_create(&d->engine, &opts, info);
     if (!err) {
@@ -282,6 +287,59 @@ static void device_unpin(attn_device *pub, void *base) {
     (void)cudaGetLastError();
 }
 
+// ---- shared with clients
+
+static attnd_err clear(cuda_device *d, uint64_t address, uint64_t bytes, attnd_errinfo *info) {
+    TRY_CUDA(cudaMemsetAsync((void *)(uintptr_t)address, 0, bytes, d->copies));
+    TRY_CUDA(cudaStreamSynchronize(d->copies));
+    return ATTND_OK;
+}
+
+// device_region_make: the driver clears memory between processes, not between clients of this one.
+static attnd_err device_region_make(attn_device *pub, uint64_t bytes, attn_device_region *out,
+                                    attnd_errinfo *info) {
+    cuda_device *d = of(pub);
+    attn_cuda_memory m = {.fd = -1};
+    attnd_err err = attn_cuda_memory_open(&m, d->ordinal, bytes, info);
+    if (!err) {
+        err = clear(d, m.address, m.bytes, info);
+    }
+    if (err) {
+        attn_cuda_memory_close(&m);
+        return err;
+    }
+    *out = (attn_device_region){
+        .address = m.address, .bytes = m.bytes, .fd = m.fd, .handle = m.handle};
+    return ATTND_OK;
+}
+
+static void device_region_free(attn_device *pub, attn_device_region *r) {
+    (void)of(pub);
+    attn_cuda_memory m = {
+        .address = r->address, .bytes = r->bytes, .fd = r->fd, .handle = r->handle};
+    attn_cuda_memory_close(&m);
+    *r = (attn_device_region){.fd = -1};
+}
+
+static attnd_err device_flags_map(attn_device *pub, void *base, uint64_t bytes, uint64_t *address,
+                                  attnd_errinfo *info) {
+    (void)of(pub);
+    void *mapped = NULL;
+    TRY_CUDA(cudaHostRegister(base, bytes, cudaHostRegisterMapped));
+    cudaError_t code = cudaHostGetDevicePointer(&mapped, base, 0);
+    if (code != cudaSuccess) {
+        (void)cudaHostUnregister(base);
+        return attn_cuda_failed(code, "cudaHostGetDevicePointer", info);
+    }
+    *address = (uintptr_t)mapped;
+    return ATTND_OK;
+}
+
+static attnd_err device_signal(attn_device *pub, uint64_t address, uint32_t value,
+                               attnd_errinfo *info) {
+    return attn_cuda_flag_write(of(pub)->stream, address, value, info);
+}
+
 static attnd_err device_mark(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
     TRY_CUDA(cudaEventRecord(of(pub)->marks[buffer], of(pub)->stream));
     return ATTND_OK;
@@ -340,6 +398,11 @@ const attn_device_ops attn_cuda_device_ops = {
     .write = device_write,
     .pin = device_pin,
     .unpin = device_unpin,
+    .region_make = device_region_make,
+    .region_free = device_region_free,
+    .flags_map = device_flags_map,
+    .flags_unmap = device_unpin,
+    .signal = device_signal,
     .mark = device_mark,
     .ended = device_ended,
     .lost = device_lost,

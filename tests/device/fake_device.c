@@ -1,17 +1,18 @@
 // Device memory is one range of addresses, closed but while work runs: the arena, a memory file
-// that another process can take over, then the buffers' device sides.  Work is a list that runs up
-// to a mark.
+// that another process can take over, then the buffers' device sides; and regions, memory files
+// that clients map.  Work is a list that runs up to a mark.
 #include "tests/device/fake_device.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_WORK = 64 * 1024, PAGE = 4096 };
+enum { MAX_WORK = 64 * 1024, MAX_REGIONS = 4096, PAGE = 4096 };
 
-typedef enum kind { UPLOAD, DOWNLOAD, MOVE, LAUNCH, MARK } kind;
+typedef enum kind { UPLOAD, DOWNLOAD, MOVE, LAUNCH, SIGNAL, MARK } kind;
 
 typedef struct work {
     kind kind;
@@ -20,8 +21,17 @@ typedef struct work {
     attn_params launch;     // with rows of its own
 } work;
 
+// range is memory of the device's that a client shares.
+typedef struct range {
+    void *base;
+    uint64_t bytes;
+} range;
+
 typedef struct fake_device {
-    attn_device pub; // first
+    attn_device pub;            // first
+    pthread_mutex_t lock;       // guards regions, and their being open
+    range regions[MAX_REGIONS]; // [num_regions]
+    uint32_t num_regions;
     uint8_t *memory;
     uint64_t bytes;
     attn_cpu *cpu;
@@ -78,6 +88,8 @@ static void fake_close(attn_device *pub) {
     if (pub->arena_fd >= 0) {
         close(pub->arena_fd);
     }
+    ATTND_ASSERT(d->num_regions == 0);
+    pthread_mutex_destroy(&d->lock);
     attn_cpu_free(d->cpu);
     free(d->work);
     free(d);
@@ -116,6 +128,7 @@ static attnd_err fake_open(attn_device **out, const attn_device_opts *opts, attn
     }
     fake_device *d = calloc(1, sizeof(*d));
     ATTND_ASSERT(d);
+    pthread_mutex_init(&d->lock, NULL);
     d->bytes = arena + ATTN_DEVICE_BUFFERS * buffer;
     d->memory = mmap(NULL, d->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     d->work = calloc(MAX_WORK, sizeof(*d->work));
@@ -124,6 +137,7 @@ static attnd_err fake_open(attn_device **out, const attn_device_opts *opts, attn
                       0) != MAP_FAILED);
     d->pub = (attn_device){.ops = &fake_device_ops,
                            .name = "host memory",
+                           .uuid = "a fake GPU's own",
                            .kernels = "fake",
                            .arena = d->memory,
                            .arena_bytes = opts->arena_bytes,
@@ -247,6 +261,64 @@ static void fake_unpin(attn_device *d, void *base) {
     (void)base;
 }
 
+// ---- shared with clients
+
+// fake_region_make: memory of a file is zero.
+static attnd_err fake_region_make(attn_device *pub, uint64_t bytes, attn_device_region *out,
+                                  attnd_errinfo *info) {
+    fake_device *d = of(pub);
+    uint64_t size = rounded(bytes);
+    int fd = memfd_create("fake-region", MFD_CLOEXEC);
+    void *base = fd >= 0 && ftruncate(fd, (off_t)size) == 0
+                     ? mmap(NULL, size, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+                     : MAP_FAILED;
+    pthread_mutex_lock(&d->lock);
+    bool room = base != MAP_FAILED && d->num_regions < MAX_REGIONS;
+    if (room) {
+        d->regions[d->num_regions++] = (range){base, size};
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (!room) {
+        if (base != MAP_FAILED) {
+            munmap(base, size);
+        }
+        if (fd >= 0) {
+            close(fd);
+        }
+        return attnd_fail(info, ATTND_ENOMEM, "memory", "no memory on the GPU");
+    }
+    *out = (attn_device_region){.address = (uintptr_t)base, .bytes = size, .fd = fd};
+    return ATTND_OK;
+}
+
+static void fake_region_free(attn_device *pub, attn_device_region *r) {
+    fake_device *d = of(pub);
+    uint32_t i = 0;
+    pthread_mutex_lock(&d->lock);
+    while (i < d->num_regions && (uintptr_t)d->regions[i].base != r->address) {
+        i++;
+    }
+    ATTND_ASSERT(i < d->num_regions);
+    d->regions[i] = d->regions[--d->num_regions];
+    pthread_mutex_unlock(&d->lock);
+    munmap((void *)(uintptr_t)r->address, r->bytes);
+    close(r->fd);
+    *r = (attn_device_region){.fd = -1};
+}
+
+static attnd_err fake_flags_map(attn_device *pub, void *base, uint64_t bytes, uint64_t *address,
+                                attnd_errinfo *info) {
+    (void)pub, (void)bytes, (void)info;
+    ATTND_ASSERT((uintptr_t)base % PAGE == 0 && bytes % PAGE == 0);
+    *address = (uintptr_t)base;
+    return ATTND_OK;
+}
+
+static attnd_err fake_signal(attn_device *d, uint64_t address, uint32_t value,
+                             attnd_errinfo *info) {
+    return append(of(d), (work){.kind = SIGNAL, .a = address, .b = value}, info);
+}
+
 static attnd_err fake_mark(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
     of(d)->passed[buffer] = false;
     return append(of(d), (work){.kind = MARK, .buffer = buffer}, info);
@@ -272,20 +344,32 @@ static attnd_err run(fake_device *d, work *w) {
         free(w->launch.rows);
         w->launch.rows = NULL;
         break;
+    case SIGNAL: // to a thread or process that looks at it now
+        __atomic_store_n((uint32_t *)(uintptr_t)w->a, (uint32_t)w->b, __ATOMIC_RELEASE);
+        break;
     case MARK:
         d->passed[w->buffer] = true;
     }
     return err;
 }
 
+static void protect(fake_device *d, int access) {
+    ATTND_ASSERT(mprotect(d->memory, d->bytes, access) == 0);
+    for (uint32_t i = 0; i < d->num_regions; i++) {
+        ATTND_ASSERT(mprotect(d->regions[i].base, d->regions[i].bytes, access) == 0);
+    }
+}
+
 // run_to runs what comes up to the buffer's mark.
 static void run_to(fake_device *d, uint32_t buffer) {
-    ATTND_ASSERT(mprotect(d->memory, d->bytes, PROT_READ | PROT_WRITE) == 0);
+    pthread_mutex_lock(&d->lock);
+    protect(d, PROT_READ | PROT_WRITE);
     uint32_t at = 0;
     while (at < d->num && !d->passed[buffer] && !d->lost) {
         d->lost = run(d, &d->work[at++]) != ATTND_OK;
     }
-    ATTND_ASSERT(mprotect(d->memory, d->bytes, PROT_NONE) == 0);
+    protect(d, PROT_NONE);
+    pthread_mutex_unlock(&d->lock);
     d->num -= at;
     memmove(d->work, d->work + at, d->num * sizeof(*d->work));
 }
@@ -324,6 +408,11 @@ const attn_device_ops fake_device_ops = {
     .write = fake_write,
     .pin = fake_pin,
     .unpin = fake_unpin,
+    .region_make = fake_region_make,
+    .region_free = fake_region_free,
+    .flags_map = fake_flags_map,
+    .flags_unmap = fake_unpin,
+    .signal = fake_signal,
     .mark = fake_mark,
     .ended = fake_ended,
     .lost = fake_lost,
