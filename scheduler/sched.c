@@ -222,6 +222,8 @@ attnd_err sched_submit(sched *s, sched_req *req, attnd_errinfo *info) {
     req->q_first = 0;
     req->row = req->running = req->passed = 0;
     req->err = ATTND_OK;
+    req->signaled = false;
+    req->signaler = NULL;
     req->state = QUEUED;
     if (req->shape) {
         req->kind = kind_of(req);
@@ -280,6 +282,7 @@ static bool settle(sched *s, sched_req *req, const sched_launch *launch) {
     req->run_us += launch->run_us;
     req->running--;
     s->running -= req->running == 0;
+    req->signaled |= !launch->err && req->signaler == launch;
     if (launch->err) {
         return stop(s, req, launch->err);
     }

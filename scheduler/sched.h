@@ -15,6 +15,9 @@
 // piece never depends on batch mates.  The first piece of a row appends its new tokens; later ones
 // have new_len = 0 and the same kv_len.
 //
+// Signals.  A request may name a flag that the backend's device writes, in the order of its work,
+// once the last piece of the request has run: so a client's stream can go on without any host.
+//
 // Copies run before the rows of their launch.  A request with copies only goes into the next launch
 // ahead of everything, so what is submitted after it finds its copies made.
 //
@@ -58,6 +61,7 @@ struct sched_req {
     void (*lens)(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len);
     const kv_copy *copies; // run before anything else; NULL = none
     uint32_t num_copies;
+    uint64_t signal; // flag that a backend with `signals` sets to 1 behind the last piece; 0 = none
     // done is called once, from the loop, after the last launch of the request has ended, with how
     // it went; then the memory is the caller's again.  choice is of the last launch, NULL when
     // there was none; info is never NULL.
@@ -66,6 +70,8 @@ struct sched_req {
     void *user;
     // filled before done: from submit to the first launch, and of all its launches
     uint64_t queue_us, run_us;
+    bool signaled; // the flag is written, or will be: also when it was canceled too late
+    const struct sched_launch *signaler; // private: the launch that holds the last piece
     list_node node;     // private from here on; inline so that a queue never allocates
     uint64_t seqno;     // order of arrival
     uint64_t launch_no; // the last launch that it is in, 0 = none yet
@@ -76,11 +82,13 @@ struct sched_req {
     attnd_err err;
 };
 
-// sched_launch is what a backend runs: copies first, then params (num_rows may be 0).
+// sched_launch is what a backend runs: copies first, then params (num_rows may be 0), then signals.
 typedef struct sched_launch {
     attn_params params;
     const kv_copy *copies;
     uint32_t num_copies;
+    uint64_t *signals; // [num_signals] flags to set to 1, unless the launch fails
+    uint32_t num_signals;
     // filled by the backend before sched_launch_done
     attn_choice choice;
     attnd_err err;

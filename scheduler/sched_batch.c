@@ -20,7 +20,8 @@ attnd_err sched_batch_init(sched_batch *b, const sched_opts *opts) {
     b->rows = calloc(opts->max_launch_rows, sizeof(*b->rows));
     b->copies = calloc(SCHED_LAUNCH_COPIES, sizeof(*b->copies));
     b->reqs = calloc(opts->max_queued, sizeof(sched_req *));
-    if (!b->rows || !b->copies || !b->reqs) {
+    b->signals = calloc(opts->max_queued, sizeof(*b->signals));
+    if (!b->rows || !b->copies || !b->reqs || !b->signals) {
         sched_batch_fini(b);
         return ATTND_ENOMEM;
     }
@@ -31,6 +32,7 @@ void sched_batch_fini(sched_batch *b) {
     free(b->rows);
     free(b->copies);
     free(b->reqs);
+    free(b->signals);
     *b = (sched_batch){.num_reqs = 0};
 }
 
@@ -147,12 +149,20 @@ static uint64_t take_rows(sched_batch *b, sched_req *req) {
     return cost;
 }
 
+static void add_signal(sched_batch *b, sched_req *req) {
+    if (req->signal) {
+        req->signaler = &b->launch;
+        b->signals[b->launch.num_signals++] = req->signal;
+    }
+}
+
 static void take(sched_batch *b, sched_queue *q, sched_req *req, const sched_turn *turn) {
     add(b, req, turn);
     uint64_t cost = take_rows(b, req);
     sched_queue_charge(q, req->tenant, cost > 0 ? cost : 1);
     if (!sched_batch_left(req)) {
         sched_queue_remove(q, req);
+        add_signal(b, req);
     }
 }
 
@@ -174,6 +184,8 @@ static void reset(sched_batch *b) {
     b->launch.params.num_rows = 0;
     b->launch.copies = b->copies;
     b->launch.num_copies = 0;
+    b->launch.signals = b->signals;
+    b->launch.num_signals = 0;
     b->launch.choice = (attn_choice){.kernel = "", .why = ""};
     b->launch.err = ATTND_OK;
     b->launch.info = (attnd_errinfo){.code = ATTND_OK};

@@ -17,8 +17,9 @@ typedef struct sched_batch {
     int64_t decode_tokens, prefill_tokens;
     bool in_use;
     // private
-    attn_row *rows;  // [max_rows]
-    kv_copy *copies; // [SCHED_LAUNCH_COPIES]
+    attn_row *rows;    // [max_rows]
+    kv_copy *copies;   // [SCHED_LAUNCH_COPIES]
+    uint64_t *signals; // [max_reqs]
     uint32_t max_rows;
     int32_t chunk_tokens;
 } sched_batch;
