@@ -144,9 +144,7 @@ attnd_err proto_array(proto_view msg, const char *field, uint64_t off, uint64_t 
     return place(msg, field, off, num_bytes, fixed, out, info);
 }
 
-// extent_bytes returns the bytes from a tensor's first to behind its last element: an upper bound
-// when that is more than 64 bits hold.
-static uint64_t extent_bytes(const proto_tensor_shape *shape, uint64_t stride_token,
+uint64_t proto_tensor_extent(const proto_tensor_shape *shape, uint64_t stride_token,
                              uint64_t stride_head) {
     if (shape->rows == 0) {
         return 0;
@@ -173,7 +171,7 @@ attnd_err proto_read_tensor(proto_view msg, const char *field, const proto_tenso
     uint64_t token = t->stride_token ? t->stride_token : shape->heads * shape->dim;
     if (t->off == 0) {
         *out = NULL;
-    } else if ((err = place(msg, field, t->off, extent_bytes(shape, token, head), fixed, out,
+    } else if ((err = place(msg, field, t->off, proto_tensor_extent(shape, token, head), fixed, out,
                             info))) {
         return err;
     }

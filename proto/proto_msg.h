@@ -75,6 +75,11 @@ typedef struct proto_tensor_shape {
     attnd_dtype dtype;
 } proto_tensor_shape;
 
+// proto_tensor_extent returns the bytes from a tensor's first to behind its last element, 0 without
+// rows; UINT64_MAX when that is more than 64 bits hold.
+uint64_t proto_tensor_extent(const proto_tensor_shape *shape, uint64_t stride_token,
+                             uint64_t stride_head);
+
 // proto_read_tensor checks that a tensor of that shape lies in the message, fills in default
 // strides, and returns its first element; *out = NULL when off = 0.  EPROTO: off is not a multiple
 // of 8, or the last element lies outside; EINVAL: reserved field set.

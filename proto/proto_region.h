@@ -45,6 +45,7 @@
 #ifndef ATTND_PROTO_PROTO_REGION_H
 #define ATTND_PROTO_PROTO_REGION_H
 
+#include "proto/proto_msg.h"
 #include "proto/proto_ring.h"
 
 #ifdef __cplusplus
@@ -102,6 +103,24 @@ static inline uint64_t proto_flags_bytes(uint32_t num_flags) {
     uint64_t pages = (pairs + PROTO_FLAGS_PAGE_BYTES - 1) / PROTO_FLAGS_PAGE_BYTES;
     return PROTO_FLAGS_HEAD_BYTES + pages * PROTO_FLAGS_PAGE_BYTES;
 }
+
+// proto_region_array checks that bytes at off lie in the region: ATTND_EINVAL with the field's
+// name.
+attnd_err proto_region_array(uint64_t region_bytes, const char *field, uint64_t off, uint64_t bytes,
+                             attnd_errinfo *info);
+
+// proto_region_view is where a tensor lies: bytes from its first to behind its last element,
+// strides in elements.
+typedef struct proto_region_view {
+    uint64_t off, bytes;
+    int64_t stride_token, stride_head;
+} proto_region_view;
+
+// proto_region_place checks that a tensor of that shape, which is not NULL, lies in the region, and
+// fills in default strides.  ATTND_EINVAL with the field's name.
+attnd_err proto_region_place(uint64_t region_bytes, const char *field, const proto_region_tensor *t,
+                             const proto_tensor_shape *shape, proto_region_view *out,
+                             attnd_errinfo *info);
 
 #ifdef __cplusplus
 }

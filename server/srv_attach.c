@@ -151,21 +151,22 @@ srv_attach_event srv_attach_recv(int fd, void *out, size_t size, size_t *bytes) 
     return n == 0 ? SRV_ATTACH_GONE : SRV_ATTACH_PACKET;
 }
 
-bool srv_attach_send(int fd, const void *packet, size_t bytes, int pass) {
+bool srv_attach_send(int fd, const void *packet, size_t bytes, const int *pass, size_t num_pass) {
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(SRV_ATTACH_MAX_PASS * sizeof(int))];
     } control = {.space = {0}};
     struct iovec iov = {(void *)packet, bytes};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (pass >= 0) {
+    ATTND_ASSERT(num_pass <= SRV_ATTACH_MAX_PASS);
+    if (num_pass > 0) {
         msg.msg_control = control.space;
-        msg.msg_controllen = sizeof(control.space);
+        msg.msg_controllen = CMSG_SPACE(num_pass * sizeof(int));
         struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &pass, sizeof(int));
+        c->cmsg_len = CMSG_LEN(num_pass * sizeof(int));
+        memcpy(CMSG_DATA(c), pass, num_pass * sizeof(int));
     }
     return sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)bytes;
 }

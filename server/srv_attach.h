@@ -1,5 +1,5 @@
 // srv_attach is the attach socket and its connections: packets of AF_UNIX SOCK_SEQPACKET, the
-// peer's user, and the one descriptor that is ever sent.  No descriptor that a peer sends gets into
+// peer's user, and the descriptors that are sent.  No descriptor that a peer sends gets into
 // the process.  Nothing here blocks.  Loop thread only.
 #ifndef ATTND_SERVER_SRV_ATTACH_H
 #define ATTND_SERVER_SRV_ATTACH_H
@@ -41,8 +41,9 @@ typedef enum srv_attach_event {
 // srv_attach_recv takes the next packet of a connection.
 srv_attach_event srv_attach_recv(int fd, void *out, size_t size, size_t *bytes);
 
-// srv_attach_send sends a packet, and with it a copy of descriptor pass (-1 = none).  False when it
-// could not be sent at once.
-bool srv_attach_send(int fd, const void *packet, size_t bytes, int pass);
+// srv_attach_send sends a packet, and with it copies of the descriptors pass [num_pass], at most
+// SRV_ATTACH_MAX_PASS.  False when it could not be sent at once.
+enum { SRV_ATTACH_MAX_PASS = 2 };
+bool srv_attach_send(int fd, const void *packet, size_t bytes, const int *pass, size_t num_pass);
 
 #endif

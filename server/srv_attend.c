@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "proto/clock.h"
+#include "server/srv_stage.h"
 
 static void set_bit(uint64_t *set, uint32_t layer) {
     set[layer / 64] |= 1ull << (layer % 64);
@@ -32,6 +33,7 @@ static void fill_row(const srv_request *rq, uint32_t seq_idx, attn_row *row) {
     attn_layer_fill(m, a->layer, row);
     attn_seq_fill(&step->seqs[seq_idx], &m->shape, &a->tensors, row);
     row->flags |= a->flags & PROTO_ATTEND_PARTIAL ? ATTN_PARTIAL : 0;
+    row->flags |= a->on_device ? SRV_STAGE_ON_DEVICE : 0;
     row->table = kv_step_table(rq->session->core->kv, step->handle, seq_idx,
                                m->layers[a->layer].group, &num_entries);
 }
@@ -59,6 +61,9 @@ static void lens(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len) 
 static attnd_err check_rows(srv_core *core, srv_request *rq, attnd_errinfo *info) {
     const srv_step *step = rq->attend.step;
     fill(&rq->sched, core->rows);
+    for (uint32_t i = 0; i < step->num_active; i++) {
+        core->rows[i].flags &= ~SRV_STAGE_ON_DEVICE;
+    }
     attn_params params = {
         .shape = *step->model->shape,
         .pool = core->arena->base,
@@ -108,11 +113,15 @@ static attnd_err read_tensor(const srv_request *rq, const char *field, const pro
     return proto_read_tensor(rq->msg, field, t, &shape, fixed, out, &stride[0], &stride[1], info);
 }
 
+bool srv_attend_appends(const srv_step *step, uint32_t layer) {
+    return step->new_rows > 0 && step->model->attn->layers[layer].kv_layer == layer;
+}
+
 static attnd_err read_kv(srv_request *rq, const srv_attend_ask *ask, attnd_errinfo *info) {
     srv_attend_state *a = &rq->attend;
     const srv_step *step = a->step;
     const attn_model *m = step->model->attn;
-    bool appends = step->new_rows > 0 && m->layers[ask->layer].kv_layer == ask->layer;
+    bool appends = srv_attend_appends(step, ask->layer);
     if (ask->recompute) {
         return ATTND_OK;
     }
@@ -194,14 +203,10 @@ static attnd_err make_reply(srv_request *rq, const srv_attend_ask *ask, attnd_er
 
 // ---- running
 
-static uint32_t cut_us(uint64_t us) {
-    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
-}
-
 static void describe(const srv_request *rq, const attn_choice *choice) {
     proto_attend_reply *reply = rq->attend.reply;
-    reply->queue_us = cut_us(rq->sched.queue_us);
-    reply->run_us = cut_us(rq->sched.run_us);
+    reply->queue_us = srv_attend_cut_us(rq->sched.queue_us);
+    reply->run_us = srv_attend_cut_us(rq->sched.run_us);
     reply->splits = choice->splits;
     reply->batch_rows = choice->rows;
     strncpy(reply->kernel, choice->kernel ? choice->kernel : "none", sizeof(reply->kernel) - 1);
@@ -239,7 +244,7 @@ static void cancel(srv_request *rq) {
     sched_cancel(rq->session->core->sched, &rq->sched);
 }
 
-static attnd_err submit(srv_core *core, srv_request *rq, const srv_attend_ask *ask,
+static attnd_err submit(srv_core *core, srv_request *rq, const kv_copy *copies, uint32_t num_copies,
                         attnd_errinfo *info) {
     const srv_step *step = rq->attend.step;
     rq->sched = (sched_req){
@@ -249,8 +254,9 @@ static attnd_err submit(srv_core *core, srv_request *rq, const srv_attend_ask *a
         .deadline_ms = step->deadline_ms,
         .fill = fill,
         .lens = lens,
-        .copies = ask->copies,
-        .num_copies = ask->num_copies,
+        .copies = copies,
+        .num_copies = num_copies,
+        .signal = rq->attend.signal,
         .done = ran,
     };
     attnd_err err = check_rows(core, rq, info);
@@ -261,6 +267,23 @@ static attnd_err submit(srv_core *core, srv_request *rq, const srv_attend_ask *a
     return err;
 }
 
+// run gives the layer to the scheduler, or ends it at once.
+static void run(srv_core *core, srv_request *rq, const kv_copy *copies, uint32_t num_copies) {
+    srv_step *step = rq->attend.step;
+    attnd_errinfo info = {.code = ATTND_OK};
+    step->running++;
+    set_bit(step->attending, rq->attend.layer);
+    if (!step->num_active) {
+        attn_choice nothing = {.kernel = "none", .why = "no rows"};
+        finish(core, rq, ATTND_OK, &nothing, &info);
+        return;
+    }
+    attnd_err err = submit(core, rq, copies, num_copies, &info);
+    if (err) {
+        finish(core, rq, err, NULL, &info);
+    }
+}
+
 void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_attend_ask *ask) {
     attnd_errinfo info = {.code = ATTND_OK};
     attnd_err err = read_ask(rq, step, ask, &info);
@@ -269,17 +292,19 @@ void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_atten
     }
     if (err) {
         ask->done(rq, err, NULL, &info);
-        return;
+    } else {
+        run(core, rq, ask->copies, ask->num_copies);
     }
-    step->running++;
-    set_bit(step->attending, ask->layer);
-    if (!step->num_active) {
-        attn_choice nothing = {.kernel = "none", .why = "no rows"};
-        finish(core, rq, ATTND_OK, &nothing, &info);
-        return;
-    }
-    err = submit(core, rq, ask, &info);
+}
+
+void srv_attend_layer(srv_core *core, srv_request *rq) {
+    srv_attend_state *a = &rq->attend;
+    attnd_errinfo info = {.code = ATTND_OK};
+    rq->sched = (sched_req){.signal = 0};
+    attnd_err err = check_layer(a->step, a->layer, &info);
     if (err) {
-        finish(core, rq, err, NULL, &info);
+        a->done(rq, err, NULL, &info);
+    } else {
+        run(core, rq, NULL, 0);
     }
 }

@@ -1,6 +1,6 @@
 // srv_attend runs one attend of an open step: it reads q, k and v in place from the request's
 // message, makes the reply that the output is written into, and gives the rows to the scheduler.
-// Shared by attend, decode and prefill.  Loop thread only.
+// Shared by attend, decode and prefill; its second half by attend_all, too.  Loop thread only.
 #ifndef ATTND_SERVER_SRV_ATTEND_H
 #define ATTND_SERVER_SRV_ATTEND_H
 
@@ -23,5 +23,17 @@ typedef struct srv_attend_ask {
 
 // srv_attend starts it; done is called once, from inside or later.
 void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_attend_ask *ask);
+
+// srv_attend_layer runs a layer whose tensors are known: rq->attend is filled in, all of it.  Its
+// done is called as above, once the layer's number was found good or not.
+void srv_attend_layer(srv_core *core, srv_request *rq);
+
+// srv_attend_cut_us is how a reply tells a time.
+static inline uint32_t srv_attend_cut_us(uint64_t us) {
+    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+}
+
+// srv_attend_appends is true when a layer of the step gets new K and V of its own.
+bool srv_attend_appends(const srv_step *step, uint32_t layer);
 
 #endif

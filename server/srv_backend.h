@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "attention/attn_device.h"
 #include "scheduler/sched.h"
 
 typedef struct srv_backend srv_backend;
@@ -24,6 +25,14 @@ typedef struct srv_backend_ops {
     // crowds is true while the backend's threads run that have no processor but those that a
     // spinning loop takes from them.
     bool (*crowds)(const srv_backend *b);
+    // Memory that clients share with the device, as in attn_device_ops; NULL: there is none, and no
+    // row with SRV_STAGE_ON_DEVICE and no signal may be submitted.
+    attnd_err (*region_make)(srv_backend *b, uint64_t bytes, attn_device_region *out,
+                             attnd_errinfo *info);
+    void (*region_free)(srv_backend *b, attn_device_region *r);
+    attnd_err (*flags_map)(srv_backend *b, void *base, uint64_t bytes, uint64_t *address,
+                           attnd_errinfo *info);
+    void (*flags_unmap)(srv_backend *b, void *base);
     // stop waits for what runs, fails what is queued behind it with ATTND_ESHUTDOWN, ends the
     // threads and closes the loop's handles.  A second call does nothing.
     void (*stop)(srv_backend *b);
@@ -37,6 +46,7 @@ struct srv_backend {
     sched_backend sched; // for sched_create
     char device[16];     // "cpu", "cuda:0"
     uint8_t uuid[16];    // of the device, zeros for the CPU
+    bool mps;            // the device's contexts are shared through NVIDIA's MPS
     char name[64];       // of the device, "" = not known
     const char *kernels; // which it takes, such as "avx512"
 };

@@ -15,7 +15,7 @@ static attnd_err check_layers(const srv_step *step, attnd_errinfo *info) {
         return ATTND_OK; // it is the client's word
     }
     for (uint32_t i = 0; i < SRV_LAYER_WORDS; i++) {
-        if (step->attending[i]) {
+        if (step->attending[i] || step->armed) {
             return attnd_fail(info, ATTND_EBUSY, "step", "an attend of the step is under way");
         }
     }

@@ -41,7 +41,7 @@ typedef struct srv_conf {
     char listen[SRV_CONF_TEXT_BYTES]; // URLs, separated by spaces
     char admin[SRV_CONF_TEXT_BYTES];  // "" = the first ipc:// URL of listen with ".admin" appended
     char attach_socket[SRV_CONF_TEXT_BYTES]; // "" = its path with ".attach", "none" = no rings
-    uint64_t spin_us;
+    uint64_t spin_us, flag_spin_us;
     uint64_t socket_mode, admin_mode;
     srv_conf_uids in_process_uids; // none = nobody
     char log_level[SRV_CONF_TEXT_BYTES];
@@ -67,7 +67,7 @@ typedef struct srv_conf {
     uint64_t prefill_chunk_tokens, decodes_in_a_row, launch_rows, inline_work;
     // [limits]
     uint64_t message_bytes, connection_bytes, connections, in_flight;
-    uint64_t rings, ring_bytes, all_rings_bytes;
+    uint64_t rings, ring_bytes, all_rings_bytes, region_bytes, all_regions_bytes;
     uint64_t send_timeout_ms, hello_timeout_ms;
     uint64_t session_steps, session_sequences;
     uint64_t steps, step_seqs, step_rows, step_bytes, queue, tenant_queue;

@@ -26,6 +26,9 @@ static void check_sizes(const srv_conf *conf, srv_conf_errors *errors) {
     if (conf->all_rings_bytes < conf->ring_bytes) {
         srv_conf_error(errors, "limits.all_rings_memory is less than limits.ring_memory");
     }
+    if (conf->all_regions_bytes < conf->region_bytes) {
+        srv_conf_error(errors, "limits.all_regions_memory is less than limits.region_memory");
+    }
     if (conf->slab_bytes % 256) {
         srv_conf_error(errors, "cache.slab is not a multiple of 256 bytes");
     }

@@ -28,6 +28,10 @@ const srv_conf_key srv_conf_keys[] = {
     {"server", "spin_us", SRV_CONF_COUNT, CONF(spin_us), "50", 0, 100000, NULL, true,
      "Microseconds that rings are polled after the last request or reply before the daemon sleeps; "
      "0: it never polls."},
+    {"server", "flag_spin_us", SRV_CONF_COUNT, CONF(flag_spin_us), "2000", 0, 100000, NULL, true,
+     "Microseconds that the flags of a region are polled after the last one came, or an attend_all "
+     "began; then they are looked at every 50 us, after 100 ms every millisecond; 0: so from the "
+     "first."},
     {"server", "socket_mode", SRV_CONF_MODE, CONF(socket_mode), "0660", 0, 0777, NULL, false,
      "Permissions of the sockets that clients use."},
     {"server", "admin_mode", SRV_CONF_MODE, CONF(admin_mode), "0600", 0, 0777, NULL, false,
@@ -147,6 +151,12 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "all_rings_memory", SRV_CONF_SIZE, CONF(all_rings_bytes), "4GiB", 64 * KIB,
      64ull << 40, NULL, false,
      "Shared memory of all rings together, at least that of one; above it rings are refused."},
+    {"limits", "region_memory", SRV_CONF_SIZE, CONF(region_bytes), "256MiB", 64 * KIB, 1024 * GIB,
+     NULL, false, "Largest region of a client, memory of the GPU that it shares with the daemon."},
+    {"limits", "all_regions_memory", SRV_CONF_SIZE, CONF(all_regions_bytes), "1GiB", 0, 64ull << 40,
+     NULL, false,
+     "Regions of all clients together, at least that of one; above it regions are refused.  It "
+     "comes out of the GPU's memory beside cache.memory, as it is asked for."},
     {"limits", "send_timeout", SRV_CONF_TIME, CONF(send_timeout_ms), "10s", 10, DAY_MS, NULL, true,
      "How long a reply may wait for its client to read; then the connection is closed."},
     {"limits", "hello_timeout", SRV_CONF_TIME, CONF(hello_timeout_ms), "10s", 10, DAY_MS, NULL,

@@ -80,6 +80,9 @@ attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *ar
         err = srv_steps_init(&core->steps, (uint32_t)conf->steps, (uint32_t)conf->step_seqs,
                              conf->step_bytes);
     }
+    if (!err) {
+        err = srv_armed_init(&core->armed, (uint32_t)conf->rings * PROTO_REGION_MAX_CALLS);
+    }
     sched_wait_opts wait = {
         .max_waiting = (uint32_t)conf->steps,
         .max_tenant_waiting = (uint32_t)conf->steps,
@@ -115,6 +118,7 @@ void srv_core_fini(srv_core *core) {
     sched_free(core->sched);
     sched_wait_free(core->wait);
     srv_steps_fini(&core->steps);
+    srv_armed_fini(&core->armed);
     srv_models_fini(&core->models);
     kv_free(core->kv);
     free(core->session_pool);

@@ -7,6 +7,7 @@
 #include "kvcache/kv_cache.h"
 #include "scheduler/sched.h"
 #include "scheduler/sched_wait.h"
+#include "server/srv_armed.h"
 #include "server/srv_backend.h"
 #include "server/srv_conf.h"
 #include "server/srv_model.h"
@@ -26,6 +27,8 @@ typedef struct srv_core_hooks {
     void (*drain)(void *ctx, uint64_t timeout_ms);
     // reconfigured: a reloadable key of conf has changed.
     void (*reconfigured)(void *ctx);
+    // stir: flags of regions are to be looked at (srv_armed.h).
+    void (*stir)(void *ctx);
     // describe adds the server's own part to stats.
     void (*describe)(void *ctx, struct cJSON *out);
     void *ctx;
@@ -54,6 +57,7 @@ struct srv_core {
     bool *models_held;        // [conf.max_models], for sessions of the run before (srv_resume.c)
     uint64_t models_until_ms; // UINT64_MAX = none is held
     srv_steps steps;
+    srv_armed_set armed;
     attn_row *rows; // [conf.step_seqs], to check a request with
 
     const char *attach_path; // of the attach socket; borrowed, NULL = there is none

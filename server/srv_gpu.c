@@ -2,7 +2,7 @@
 //
 //   loop thread                       submit thread                      device
 //   launch: jobs <- L, wake      ->   begin: copies, fill buffer     ->  upload, kernel, download
-//                                     look, until the mark is passed <-  mark
+//                                     look, until the mark is passed <-  signals, mark
 //   on_ended: sched_launch_done  <-   spread outputs; ended <- L; uv_async_send
 //
 // Launches leave in the order in which they came.  While one is in flight the submit thread looks
@@ -217,6 +217,15 @@ static attnd_err run_rows(srv_gpu *g, uint32_t buffer, flight *f, attnd_errinfo 
     }
 }
 
+// signal_all has the flags of a launch's requests set behind its work.
+static attnd_err signal_all(srv_gpu *g, const sched_launch *launch, attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    for (uint32_t i = 0; i < launch->num_signals && !err; i++) {
+        err = g->opts.device_ops->signal(g->device, launch->signals[i], 1, info);
+    }
+    return err;
+}
+
 // begin puts a launch in flight, whatever comes of it.  After an error it is waited for, too: the
 // device may still read the buffer.
 static void begin(srv_gpu *g, sched_launch *launch) {
@@ -237,6 +246,9 @@ static void begin(srv_gpu *g, sched_launch *launch) {
     }
     if (!err && launch->params.num_rows > 0) {
         err = run_rows(g, buffer, f, &launch->info);
+    }
+    if (!err) {
+        err = signal_all(g, launch, &launch->info);
     }
     note_error(g, err, &launch->info);
     attnd_errinfo info;
@@ -365,6 +377,28 @@ static attnd_err gpu_check_row(const srv_backend *b, const attn_shape *shape, co
     return g->opts.device_ops->check_row(g->device, shape, row, info);
 }
 
+static attnd_err gpu_region_make(srv_backend *b, uint64_t bytes, attn_device_region *out,
+                                 attnd_errinfo *info) {
+    srv_gpu *g = of(b);
+    return g->opts.device_ops->region_make(g->device, bytes, out, info);
+}
+
+static void gpu_region_free(srv_backend *b, attn_device_region *r) {
+    srv_gpu *g = of(b);
+    g->opts.device_ops->region_free(g->device, r);
+}
+
+static attnd_err gpu_flags_map(srv_backend *b, void *base, uint64_t bytes, uint64_t *address,
+                               attnd_errinfo *info) {
+    srv_gpu *g = of(b);
+    return g->opts.device_ops->flags_map(g->device, base, bytes, address, info);
+}
+
+static void gpu_flags_unmap(srv_backend *b, void *base) {
+    srv_gpu *g = of(b);
+    g->opts.device_ops->flags_unmap(g->device, base);
+}
+
 static void gpu_set_sched(srv_backend *b, sched *s) {
     of(b)->sched = s;
 }
@@ -438,6 +472,7 @@ static void describe(srv_gpu *g) {
     memcpy(g->pub.name, d->name, sizeof(g->pub.name));
     memcpy(g->pub.uuid, d->uuid, sizeof(g->pub.uuid));
     g->pub.kernels = d->kernels;
+    g->pub.mps = d->mps;
     g->arena = (kv_arena){.base = d->arena,
                           .bytes = d->arena_bytes,
                           .fd = d->arena_fd,
@@ -465,6 +500,10 @@ attnd_err srv_gpu_open(srv_gpu **out, const srv_gpu_opts *opts, kv_arena *arena,
                                .check_row = gpu_check_row,
                                .poll = gpu_poll,
                                .crowds = gpu_crowds,
+                               .region_make = gpu_region_make,
+                               .region_free = gpu_region_free,
+                               .flags_map = gpu_flags_map,
+                               .flags_unmap = gpu_flags_unmap,
                                .stop = gpu_stop,
                                .free = gpu_free};
     g->pub.ops = &g->ops;

@@ -214,6 +214,12 @@ SRV_HANDLER(commit) {
 
 // ---- cancel
 
+// forget ends drains of a step of the session's: its client will not touch their flags any more.
+static bool forget(srv_core *core, const srv_session *s, uint64_t step) {
+    bool any = s->conn && s->conn->region && srv_armed_forget(core, s->conn->region, step);
+    return (s->ring && s->ring->region && srv_armed_forget(core, s->ring->region, step)) || any;
+}
+
 static void cancel_request(srv_request *rq, uint64_t id) {
     srv_request *other = srv_session_find_request(rq->session, id, rq);
     if (!other) {
@@ -240,9 +246,12 @@ SRV_HANDLER(cancel) {
             attnd_fail(&info, ATTND_EINVAL, "step", "one of step and request names what to cancel");
     }
     srv_step *step = NULL;
+    bool forgot = false;
     if (!err && body.step) {
+        forgot = forget(core, rq->session, body.step);
         step = srv_step_find(core, rq->session, body.step);
-        err = !step ? attnd_fail(&info, ATTND_ESTALE, "step", "the step is not open")
+        err = !step && forgot ? ATTND_OK
+              : !step         ? attnd_fail(&info, ATTND_ESTALE, "step", "the step is not open")
               : step->state == SRV_STEP_COMMITTING
                   ? attnd_fail(&info, ATTND_EBUSY, "step", "a commit of the step is under way")
                   : ATTND_OK;
@@ -252,6 +261,8 @@ SRV_HANDLER(cancel) {
     } else if (step) {
         list_append(&step->cancels, &rq->wait_node);
         srv_step_end(core, step);
+    } else if (forgot) {
+        srv_reply_empty(rq);
     } else {
         cancel_request(rq, body.request);
     }

@@ -22,6 +22,8 @@ typedef struct srv_conn srv_conn;
 typedef struct srv_request srv_request;
 typedef struct srv_session srv_session; // srv_session.h
 typedef struct srv_step srv_step;       // srv_step.h
+typedef struct srv_region srv_region;   // srv_region.h
+typedef struct srv_armed srv_armed;     // srv_armed.h
 
 // srv_transport_ops is what a transport does for requests.
 typedef struct srv_transport_ops {
@@ -43,9 +45,10 @@ struct srv_conn {
     const srv_transport_ops *ops;
     srv_session *session; // NULL before hello, and again when it has ended
     uint64_t opened_ms;
-    uint32_t uid; // of the peer; UINT32_MAX = not known
-    bool admin;   // came over the administration socket
-    bool arena;   // its client has the arena mapped and attends by itself
+    uint32_t uid;       // of the peer; UINT32_MAX = not known
+    bool admin;         // came over the administration socket
+    bool arena;         // its client has the arena mapped and attends by itself
+    srv_region *region; // NULL = it has none
 };
 
 // srv_attend_state is what a running attend keeps (srv_ops_step.c, srv_ops_attend1.c).
@@ -53,7 +56,10 @@ typedef struct srv_attend_state {
     srv_step *step;
     uint32_t layer;
     uint32_t flags;            // PROTO_ATTEND_*
-    attn_tensors tensors;      // q, k, v in the message, out and lse in the reply
+    attn_tensors tensors;      // q, k, v in the message, out and lse in the reply; or in the region
+    bool on_device;            // they are in the region
+    uint64_t signal;           // as in sched_req
+    srv_armed *armed;          // attend_all: the call
     proto_attend_reply *reply; // being made
     uint32_t *lens;            // in it; decode and prefill
     void (*done)(srv_request *rq, attnd_err err, proto_attend_reply *reply,

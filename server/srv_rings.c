@@ -24,7 +24,7 @@
 
 #include "proto/clock.h"
 #include "proto/log.h"
-#include "proto/proto_region.h"
+#include "server/srv_asked.h"
 #include "server/srv_attach.h"
 #include "server/srv_ring.h"
 
@@ -53,6 +53,7 @@ typedef struct conn {
     bool open;   // the socket is
     bool handle; // poll is not closed yet
     srv_ring ring;
+    srv_region region;
     slot *slots; // [in_flight + 1]
     list_node free_slots;
     uint32_t in_flight;
@@ -146,6 +147,14 @@ static void handle_gone(srv_rings *t) {
     }
 }
 
+static void close_region(conn *c) {
+    if (c->region.backend) {
+        c->t->info.regions--;
+        c->t->info.region_bytes -= c->region.memory.bytes;
+        srv_region_close(&c->region);
+    }
+}
+
 // release gives the connection's place back once nothing uses it.
 static void release(conn *c) {
     srv_rings *t = c->t;
@@ -156,6 +165,7 @@ static void release(conn *c) {
         t->info.ring_bytes -= c->ring.layout.bytes;
         srv_ring_close(&c->ring);
     }
+    close_region(c);
     list_append(&t->free, &c->node);
 }
 
@@ -346,7 +356,8 @@ static void on_spin(uv_idle_t *spin) {
         now = attnd_clock_us();
         if (any) {
             t->event_us = now;
-        } else if (now - t->event_us >= t->opts.spin_us || t->opts.crowds(t->opts.ctx)) {
+        } else if (t->opts.crowds(t->opts.ctx) ||
+                   (now - t->event_us >= t->opts.spin_us && !t->opts.awaits(t->opts.ctx))) {
             try_sleep(t);
         } else if (now - t->event_us < YIELD_US) {
             pause_cpu();
@@ -357,63 +368,6 @@ static void on_spin(uv_idle_t *spin) {
 }
 
 // ---- attaching
-
-// asked is the packet that asks for a ring; region is there when a.flags says so.
-typedef struct asked {
-    proto_attach a;
-    proto_region_ask region;
-} asked;
-
-static attnd_err check_flags(const asked *in, size_t bytes, attnd_errinfo *info) {
-    uint32_t flags = in->a.flags;
-    if (flags & ~(uint32_t)(PROTO_ATTACH_ARENA | PROTO_ATTACH_REGION)) {
-        return attnd_fail(info, ATTND_EINVAL, "flags", "unknown flags 0x%x", flags);
-    }
-    if ((flags & PROTO_ATTACH_ARENA) && (flags & PROTO_ATTACH_REGION)) {
-        return attnd_fail(info, ATTND_EINVAL, "flags", "a ring has the arena or a region");
-    }
-    if ((flags & PROTO_ATTACH_ARENA) && in->a.session) {
-        return attnd_fail(info, ATTND_EINVAL, "flags", "a ring that joins gets no arena");
-    }
-    size_t need = flags & PROTO_ATTACH_REGION ? sizeof(*in) : sizeof(in->a);
-    if (bytes != need) {
-        return attnd_fail(info, ATTND_EPROTO, "flags", "%zu bytes, not %zu", bytes, need);
-    }
-    return ATTND_OK;
-}
-
-static attnd_err check_region(const proto_region_ask *r, attnd_errinfo *info) {
-    attnd_err err = proto_check_zero(r->flags & ~(uint32_t)PROTO_REGION_MPS, "region.flags", info);
-    if (!err && r->bytes == 0) {
-        err = attnd_fail(info, ATTND_EINVAL, "region.bytes", "a region of 0 bytes");
-    }
-    if (!err && (r->num_flags < 1 || r->num_flags > PROTO_REGION_MAX_FLAGS)) {
-        err = attnd_fail(info, ATTND_EINVAL, "region.num_flags", "%u flags: not 1 to %d",
-                         r->num_flags, PROTO_REGION_MAX_FLAGS);
-    }
-    return err ? err : attnd_fail(info, ATTND_ENOTSUP, "flags", "this daemon has no regions");
-}
-
-static attnd_err check_attach(const asked *in, size_t bytes, attnd_errinfo *info) {
-    const proto_attach *a = &in->a;
-    if (bytes < sizeof(*a) || a->magic != PROTO_RING_MAGIC) {
-        return attnd_fail(info, ATTND_EPROTO, "magic", "%zu bytes that are no proto_attach", bytes);
-    }
-    if (a->version != PROTO_VERSION) {
-        return attnd_fail(info, ATTND_EVERSION, "version", "version %u", a->version);
-    }
-    attnd_err err = proto_check_zero(a->reserved2, "reserved", info);
-    if (!err) {
-        err = check_flags(in, bytes, info);
-    }
-    if (!err && (a->flags & PROTO_ATTACH_REGION)) {
-        err = check_region(&in->region, info);
-    }
-    for (size_t i = 0; !err && a->session == 0 && i < sizeof(a->secret); i++) {
-        err = proto_check_zero(a->secret[i], "secret", info);
-    }
-    return err;
-}
 
 // open_ring makes the region, within the bounds.
 static attnd_err open_ring(conn *c, const proto_attach *a, int *fd, attnd_errinfo *info) {
@@ -436,6 +390,31 @@ static attnd_err open_ring(conn *c, const proto_attach *a, int *fd, attnd_errinf
     return err;
 }
 
+// open_region makes the region, within the bounds.  The device rounds bytes up: so it may be over
+// them by what that adds.
+static attnd_err open_region(conn *c, const proto_region_ask *ask, int *flags_fd,
+                             attnd_errinfo *info) {
+    srv_rings *t = c->t;
+    if (t->opts.region_bytes == 0) {
+        return attnd_fail(info, ATTND_ENOTSUP, "flags", "limits.region_memory gives none");
+    }
+    if (ask->bytes > t->opts.region_bytes) {
+        return attnd_fail(info, ATTND_EMSGSIZE, "region.bytes", "a region of %llu bytes",
+                          (unsigned long long)ask->bytes);
+    }
+    if (t->info.region_bytes >= t->opts.all_regions_bytes ||
+        ask->bytes > t->opts.all_regions_bytes - t->info.region_bytes) {
+        return attnd_fail(info, ATTND_EBUSY, "", "the memory of regions is taken");
+    }
+    attnd_err err = t->opts.region(t->opts.ctx, &c->pub, ask, &c->region, flags_fd, info);
+    if (!err) {
+        c->pub.region = &c->region;
+        t->info.regions++;
+        t->info.region_bytes += c->region.memory.bytes;
+    }
+    return err;
+}
+
 // most_data is what the reply to EMSGSIZE tells: the largest data area beside the largest queues.
 static uint64_t most_data(const srv_rings *t) {
     proto_ring_layout layout;
@@ -445,11 +424,13 @@ static uint64_t most_data(const srv_rings *t) {
 
 static void refuse_ring(conn *c, attnd_err err, const attnd_errinfo *info) {
     proto_attach_reply reply = {.magic = PROTO_RING_MAGIC, .status = err};
-    reply.bytes = err == ATTND_EMSGSIZE ? most_data(c->t) : 0;
+    bool of_region = strcmp(info->field, "region.bytes") == 0;
+    uint64_t most = of_region ? c->t->opts.region_bytes : most_data(c->t);
+    reply.bytes = err == ATTND_EMSGSIZE ? most : 0;
     c->t->info.refused++;
     attnd_log_some(&c->t->rates.refused, ATTND_LOG_INFO, "ring", "uid %d gets no ring: %s",
                    (int)c->pub.uid, info->text);
-    srv_attach_send(c->fd, &reply, sizeof(reply), -1);
+    srv_attach_send(c->fd, &reply, sizeof(reply), NULL, 0);
     close_conn(c);
 }
 
@@ -458,7 +439,18 @@ static bool send_ring(conn *c, int fd) {
                                 .bytes = c->ring.layout.bytes,
                                 .data_off = c->ring.layout.data_off,
                                 .spin_us = c->t->opts.spin_us};
-    return srv_attach_send(c->fd, &reply, sizeof(reply), fd);
+    return srv_attach_send(c->fd, &reply, sizeof(reply), &fd, 1);
+}
+
+static bool send_region(conn *c, int flags_fd) {
+    const srv_region *r = &c->region;
+    int pass[] = {r->memory.fd, flags_fd};
+    proto_region region = {.magic = PROTO_RING_MAGIC,
+                           .num_flags = r->num_flags,
+                           .bytes = r->memory.bytes,
+                           .flags_bytes = r->flags_bytes};
+    memcpy(region.device, r->backend->uuid, sizeof(region.device));
+    return srv_attach_send(c->fd, &region, sizeof(region), pass, 2);
 }
 
 // grant looks whether the client may have the arena, and notes its process.
@@ -472,22 +464,44 @@ static attnd_err grant(conn *c, proto_attach_arena *arena, int *fd, attnd_errinf
     return err;
 }
 
-static void attach(conn *c, const asked *in, size_t bytes) {
+// gifts is what goes out with a ring; descriptors are -1 where there is none.
+typedef struct gifts {
+    int ring_fd, flags_fd; // closed when they are sent
+    int arena_fd;          // the server's
+    proto_attach_arena arena;
+} gifts;
+
+// prepare makes what is asked for.
+static attnd_err prepare(conn *c, const srv_asked *in, gifts *g, attnd_errinfo *info) {
     srv_rings *t = c->t;
-    const proto_attach *a = &in->a;
-    int fd = -1, arena_fd = -1;
-    proto_attach_arena arena = {.magic = PROTO_RING_MAGIC};
+    const proto_attach *a = &in->attach;
+    attnd_err err = open_ring(c, a, &g->ring_fd, info);
+    if (!err) {
+        err = t->opts.attached(t->opts.ctx, &c->pub, a->session, a->secret, info);
+    }
+    if (!err && (a->flags & PROTO_ATTACH_ARENA)) {
+        err = grant(c, &g->arena, &g->arena_fd, info);
+    }
+    if (!err && (a->flags & PROTO_ATTACH_REGION)) {
+        err = open_region(c, &in->region, &g->flags_fd, info);
+    }
+    return err;
+}
+
+static bool send_all(conn *c, const gifts *g) {
+    return send_ring(c, g->ring_fd) &&
+           (g->arena_fd < 0 ||
+            srv_attach_send(c->fd, &g->arena, sizeof(g->arena), &g->arena_fd, 1)) &&
+           (g->flags_fd < 0 || send_region(c, g->flags_fd));
+}
+
+static void attach(conn *c, const srv_asked *in, size_t bytes) {
+    srv_rings *t = c->t;
+    gifts g = {-1, -1, -1, {.magic = PROTO_RING_MAGIC}};
     attnd_errinfo info = {.code = ATTND_OK};
-    attnd_err err = check_attach(in, bytes, &info);
-    bool wants = !err && (a->flags & PROTO_ATTACH_ARENA);
+    attnd_err err = srv_asked_check(in, bytes, &info);
     if (!err) {
-        err = open_ring(c, a, &fd, &info);
-    }
-    if (!err) {
-        err = t->opts.attached(t->opts.ctx, &c->pub, a->session, a->secret, &info);
-    }
-    if (!err && wants) {
-        err = grant(c, &arena, &arena_fd, &info);
+        err = prepare(c, in, &g, &info);
     }
     if (err) {
         refuse_ring(c, err, &info);
@@ -495,19 +509,21 @@ static void attach(conn *c, const asked *in, size_t bytes) {
         srv_ring_set_sleeps(&c->ring, !t->awake); // before the client can look
         list_append(&t->rings, &c->node);
         t->info.rings++;
-        if (!send_ring(c, fd) ||
-            (wants && !srv_attach_send(c->fd, &arena, sizeof(arena), arena_fd))) {
+        if (!send_all(c, &g)) {
             close_conn(c);
         }
     }
-    if (fd >= 0) {
-        close(fd);
+    if (g.ring_fd >= 0) {
+        close(g.ring_fd);
+    }
+    if (g.flags_fd >= 0) {
+        close(g.flags_fd);
     }
 }
 
 // ---- packets
 
-static void on_packet(conn *c, const asked *packet, size_t bytes) {
+static void on_packet(conn *c, const srv_asked *packet, size_t bytes) {
     proto_attach_left left;
     memcpy(&left, packet, sizeof(left));
     if (c->ring.base && bytes == sizeof(left) && left.magic == PROTO_ATTACH_LEFT) {
@@ -527,7 +543,7 @@ static void on_readable(uv_poll_t *poll, int status, int events) {
         close_conn(c);
     }
     for (int i = 0; i < PACKETS && c->open; i++) {
-        asked packet;
+        srv_asked packet;
         size_t bytes;
         switch (srv_attach_recv(c->fd, &packet, sizeof(packet), &bytes)) {
         case SRV_ATTACH_NONE:
@@ -687,7 +703,18 @@ void srv_rings_close(srv_rings *t) {
             close_conn(c);
             t->opts.lost(t->opts.ctx, &c->pub);
         }
+        close_region(c);
     }
+}
+
+void srv_rings_stir(srv_rings *t) {
+    if (t) {
+        wake(t);
+    }
+}
+
+bool srv_rings_awake(const srv_rings *t) {
+    return t && t->awake;
 }
 
 const char *srv_rings_path(const srv_rings *t) {

@@ -1,9 +1,9 @@
 // srv_rings is the transport of shared-memory rings: connections of the attach socket, their rings,
 // and the polling of these from the loop.  Requests and replies are the same as over NNG.
 //
-// Bounds: `connections` at once; region bytes of one ring and of all; per ring, `in_flight`
-// requests without a reply, then EBUSY, and as many outstanding as it has entries, then it is
-// closed.
+// Bounds: `connections` at once; memory of one ring and of all, likewise of regions; per ring,
+// `in_flight` requests without a reply, then EBUSY, and as many outstanding as it has entries, then
+// it is closed.
 //
 // The loop polls every ring, and takes turns with its other work, until nothing has happened on any
 // ring for spin_us; then it sleeps, and a client's packet on the attach socket wakes it.
@@ -11,7 +11,8 @@
 // A client that has got the arena may still write there when its connection is lost; lost is called
 // once it has said that it does not, or its process is gone (srv_process.h).
 //
-// The region stays mapped until the last request in it has ended, also when its client is gone.
+// A ring's memory, and the region on the device that a client may have beside it, stay until the
+// last request in them has ended, also when the client is gone.
 // Loop thread only.
 #ifndef ATTND_SERVER_SRV_RINGS_H
 #define ATTND_SERVER_SRV_RINGS_H
@@ -20,6 +21,7 @@
 
 #include "proto/proto_ring.h"
 #include "server/srv_process.h"
+#include "server/srv_region.h"
 #include "server/srv_request.h"
 
 typedef struct srv_rings srv_rings; // the struct is in srv_rings.c
@@ -29,7 +31,8 @@ typedef struct srv_rings_opts {
     int fd;           // a listening socket to take over instead; -1 = none
     uint32_t mode;    // permissions of the socket
     uint32_t connections, in_flight;
-    uint64_t ring_bytes, all_bytes; // of regions
+    uint64_t ring_bytes, all_bytes; // memory of rings
+    uint64_t region_bytes, all_regions_bytes;
     uint64_t message_bytes;
     uint32_t spin_us;
     // Events, from the loop.  opened, request and lost are those of srv_nng_opts.  attached: a ring
@@ -43,9 +46,14 @@ typedef struct srv_rings_opts {
     // arena: a client asks for it.  *fd, which stays the callee's, goes out with *out.
     attnd_err (*arena)(void *ctx, const srv_conn *conn, proto_attach_arena *out, int *fd,
                        attnd_errinfo *info);
+    // region: a client asks for one, within the bounds: srv_region_open.
+    attnd_err (*region)(void *ctx, const srv_conn *conn, const proto_region_ask *ask,
+                        srv_region *out, int *flags_fd, attnd_errinfo *info);
     srv_processes *processes; // borrowed
     // poll takes in what has ended elsewhere since the last time; false when that was nothing.
     bool (*poll)(void *ctx);
+    // awaits is true while poll is to be called also when nothing has happened on the rings.
+    bool (*awaits)(void *ctx);
     // crowds is true while others need the processor that polling takes: the loop sleeps then.
     bool (*crowds)(void *ctx);
     void *ctx;
@@ -53,8 +61,10 @@ typedef struct srv_rings_opts {
 
 typedef struct srv_rings_info {
     uint32_t connections, rings;
-    uint32_t in_flight;         // requests without a reply
-    uint64_t ring_bytes;        // of all regions
+    uint32_t in_flight;  // requests without a reply
+    uint64_t ring_bytes; // memory of all rings
+    uint32_t regions;
+    uint64_t region_bytes;      // of all regions
     uint64_t requests;          // taken since the start
     uint64_t busy;              // answered EBUSY over a bound
     uint64_t malformed;         // submissions with impossible places
@@ -74,6 +84,10 @@ attnd_err srv_rings_open(srv_rings **out, uv_loop_t *loop, const srv_rings_opts 
 // request must have been answered.  The memory goes with the last handle that the loop closes.
 // Accepts NULL.
 void srv_rings_close(srv_rings *t);
+
+// srv_rings_stir notes that something has happened, and starts the polling.  Both accept NULL.
+void srv_rings_stir(srv_rings *t);
+bool srv_rings_awake(const srv_rings *t);
 
 // srv_rings_path returns the attach socket's path, NULL when it is not known.
 const char *srv_rings_path(const srv_rings *t);

@@ -36,6 +36,7 @@
 #include "server/srv_process.h"
 #include "server/srv_resume.h"
 #include "server/srv_rings.h"
+#include "server/srv_tick.h"
 #include "server/srv_tiers.h"
 #include "server/srv_urls.h"
 
@@ -54,6 +55,7 @@ typedef struct server {
     const srv_args *args;
     uv_loop_t loop;
     uv_timer_t timer, watchdog;
+    srv_tick tick; // looks at flags while nothing else does
     uv_prepare_t idle;
     uv_signal_t sigterm, sigint, sighup;
     uint64_t timer_at_ms; // UINT64_MAX = not armed
@@ -71,6 +73,8 @@ typedef struct server {
     srv_processes *processes;
     srv_urls urls;
     attnd_log_rate strangers; // lines about who is no tenant
+    uint64_t unshared;        // regions of clients on this GPU, without MPS
+    bool told_unshared;
 } server;
 
 // ---- time
@@ -140,6 +144,7 @@ static void on_lost(void *ctx, const attnd_errinfo *info, bool spoilt) {
     s->lost = *info;
     s->core.lost = true;
     begin_drain(s, LOST_MS);
+    srv_armed_fail(&s->core, info->code, info);
 }
 
 static void on_term(uv_signal_t *handle, int signum) {
@@ -160,6 +165,7 @@ static void finish(server *s) {
     if (s->backend) {
         s->backend->ops->stop(s->backend);
     }
+    srv_tick_close(&s->tick);
     uv_close((uv_handle_t *)&s->timer, NULL);
     uv_close((uv_handle_t *)&s->watchdog, NULL);
     uv_close((uv_handle_t *)&s->idle, NULL);
@@ -213,8 +219,36 @@ static void check_accounting(server *s) {
     s->mismatch = !good;
 }
 
+// ---- flags of regions
+
+static void stir(void *ctx) {
+    server *s = ctx;
+    srv_rings_stir(s->rings);
+}
+
+static void on_tick(void *ctx) {
+    server *s = ctx;
+    if (srv_armed_tick(&s->core, attnd_clock_us())) {
+        stir(s);
+    }
+}
+
+static bool flags_await(void *ctx) {
+    const server *s = ctx;
+    return srv_armed_hot(&s->core);
+}
+
+// set_tick: before the loop sleeps, and before each slice of polling.
+static void set_tick(server *s) {
+    if (s->tick.cb) {
+        bool polled = srv_rings_awake(s->rings);
+        srv_tick_set(&s->tick, srv_armed_tick_us(&s->core, attnd_clock_us(), polled));
+    }
+}
+
 static void on_idle(uv_prepare_t *handle) {
     server *s = handle->data;
+    set_tick(s);
     if (sched_idle(s->core.sched)) {
         check_accounting(s);
     }
@@ -246,7 +280,10 @@ static void request(void *ctx, srv_request *rq) {
 }
 
 static void lost(void *ctx, srv_conn *conn) {
-    (void)ctx;
+    server *s = ctx;
+    if (conn->region) {
+        srv_armed_abandon(&s->core, conn->region);
+    }
     if (conn->session) {
         srv_session_end(conn->session, conn);
     }
@@ -280,15 +317,42 @@ static attnd_err give_arena(void *ctx, const srv_conn *conn, proto_attach_arena 
     return ATTND_OK;
 }
 
+// look_shared warns of a client whose contexts take turns with ours on the GPU.
+static void look_shared(server *s, const srv_conn *conn, const proto_region_ask *ask) {
+    bool same = memcmp(ask->device, s->backend->uuid, sizeof(ask->device)) == 0;
+    if (!same || (s->backend->mps && (ask->flags & PROTO_REGION_MPS))) {
+        return;
+    }
+    s->unshared++;
+    if (!s->told_unshared) {
+        s->told_unshared = true;
+        attnd_log(ATTND_LOG_WARN, "gpu",
+                  "uid %d computes on %s, too, without MPS: every layer costs context switches",
+                  (int)conn->uid, s->backend->device);
+    }
+}
+
+static attnd_err give_region(void *ctx, const srv_conn *conn, const proto_region_ask *ask,
+                             srv_region *out, int *flags_fd, attnd_errinfo *info) {
+    server *s = ctx;
+    attnd_err err = srv_region_open(out, s->backend, ask->bytes, ask->num_flags, flags_fd, info);
+    if (!err) {
+        look_shared(s, conn, ask);
+    }
+    return err;
+}
+
 // settled: no process of the run before can write to blocks of ours any more.
 static void settled(void *ctx) {
     server *s = ctx;
     srv_core_freed(&s->core);
 }
 
-static bool poll_compute(void *ctx) {
+// poll_work looks for launches that have ended, and for flags that have come.
+static bool poll_work(void *ctx) {
     server *s = ctx;
-    return s->backend->ops->poll(s->backend);
+    bool ended = s->backend->ops->poll(s->backend);
+    return (srv_armed_hot(&s->core) && srv_armed_poll(&s->core, attnd_clock_us())) || ended;
 }
 
 static bool compute_crowds(void *ctx) {
@@ -311,6 +375,8 @@ static attnd_err open_rings(server *s, attnd_errinfo *info) {
         .in_flight = (uint32_t)conf->in_flight,
         .ring_bytes = conf->ring_bytes,
         .all_bytes = conf->all_rings_bytes,
+        .region_bytes = conf->region_bytes,
+        .all_regions_bytes = conf->all_regions_bytes,
         .message_bytes = conf->message_bytes,
         .spin_us = (uint32_t)conf->spin_us,
         .opened = opened,
@@ -318,8 +384,10 @@ static attnd_err open_rings(server *s, attnd_errinfo *info) {
         .request = request,
         .lost = lost,
         .arena = give_arena,
+        .region = give_region,
         .processes = s->processes,
-        .poll = poll_compute,
+        .poll = poll_work,
+        .awaits = flags_await,
         .crowds = compute_crowds,
         .ctx = s,
     };
@@ -399,12 +467,29 @@ static void add_rings(cJSON *doc, const srv_rings *t) {
     cJSON_AddNumberToObject(o, "closed_idle", (double)info.closed_idle);
 }
 
+static void add_regions(cJSON *doc, const server *s) {
+    srv_rings_info rings;
+    const srv_armed_info *info = &s->core.armed.info;
+    srv_rings_get_info(s->rings, &rings);
+    cJSON *o = cJSON_AddObjectToObject(doc, "service");
+    cJSON_AddBoolToObject(o, "mps", s->backend->mps);
+    cJSON_AddNumberToObject(o, "regions", rings.regions);
+    cJSON_AddNumberToObject(o, "region_bytes", (double)rings.region_bytes);
+    cJSON_AddNumberToObject(o, "regions_without_mps", (double)s->unshared);
+    cJSON_AddNumberToObject(o, "waiting", info->waiting);
+    cJSON_AddNumberToObject(o, "draining", info->draining);
+    cJSON_AddNumberToObject(o, "calls", (double)info->calls);
+    cJSON_AddNumberToObject(o, "layers", (double)info->layers);
+    cJSON_AddNumberToObject(o, "failed", (double)info->failed);
+}
+
 static void describe(void *ctx, cJSON *out) {
     const server *s = ctx;
     cJSON *o = cJSON_AddObjectToObject(out, "transport");
     add_transport(o, "clients", s->clients);
     add_transport(o, "administration", s->admin);
     add_rings(o, s->rings);
+    add_regions(out, s);
     srv_tiers_describe(s->tiers, s->core.kv, out);
 }
 
@@ -634,6 +719,9 @@ static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
         err = srv_processes_open(&s->processes, &s->loop, settled, s, info);
         s->core.processes = s->processes;
     }
+    if (!err) {
+        err = srv_tick_open(&s->tick, &s->loop, on_tick, s, info);
+    }
     return err ? err : open_transports(s, info);
 }
 
@@ -641,7 +729,7 @@ static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
 // that never say what they are take one each, and count nowhere else.
 static void raise_files(const srv_conf *conf) {
     struct rlimit files;
-    uint64_t needed = conf->connections + 2 * conf->rings + SRV_ADMIN_CONNECTIONS + OWN_FILES;
+    uint64_t needed = conf->connections + 3 * conf->rings + SRV_ADMIN_CONNECTIONS + OWN_FILES;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0) {
         return;
     }
@@ -662,7 +750,7 @@ attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errin
     s->args = args;
     s->timer_at_ms = UINT64_MAX;
     s->arena.fd = -1;
-    s->hooks = (srv_core_hooks){rearm, begin_drain, reconfigured, describe, s};
+    s->hooks = (srv_core_hooks){rearm, begin_drain, reconfigured, stir, describe, s};
     attnd_log_set_level(attnd_log_level_parse(conf->log_level));
     raise_files(conf);
     start_handles(s);

@@ -72,7 +72,12 @@ typedef struct tensor {
     int64_t stride_token, stride_head; // elements
     int32_t first, num;
     uint32_t heads, dim, elem_bytes;
+    bool on_device;
 } tensor;
+
+static bool on_device(const attn_row *row) {
+    return (row->flags & SRV_STAGE_ON_DEVICE) != 0;
+}
 
 static uint64_t token_bytes(const tensor *t) {
     return (uint64_t)t->heads * t->dim * t->elem_bytes;
@@ -95,10 +100,16 @@ static void pack(uint8_t *out, const tensor *t) {
     }
 }
 
-// put packs a tensor; *at is where the device finds its token 0.
+// put packs a tensor; *at is where the device finds its token 0.  What lies there stays there.
 static bool put(srv_stage *s, const tensor *t, const void **at, int64_t *stride_token,
                 int64_t *stride_head) {
     uint64_t off;
+    if (t->on_device) {
+        *at = t->data;
+        *stride_token = t->stride_token;
+        *stride_head = t->stride_head;
+        return true;
+    }
     uint8_t *out = take_in(s, (uint64_t)t->num * token_bytes(t), &off);
     if (!out) {
         return false;
@@ -150,22 +161,14 @@ typedef struct part {
     int32_t q_first, q_count;
 } part;
 
-static bool put_queries(srv_stage *s, const attn_row *row, const part *p, attn_row *r,
-                        srv_stage_row *host) {
+// take_outputs makes room for out and lse.
+static bool take_outputs(srv_stage *s, const attn_row *row, const part *p, attn_row *r,
+                         srv_stage_row *host) {
     const attn_shape *shape = s->shape;
     uint32_t elem = attnd_dtype_bytes(shape->q_dtype);
-    const tensor q = {row->q,     row->stride_q_token,      row->stride_q_head,        p->q_first,
-                      p->q_count, (uint32_t)shape->q_heads, (uint32_t)shape->head_dim, elem};
     const int64_t out_token = (int64_t)shape->q_heads * shape->v_head_dim;
     uint64_t out_bytes = (uint64_t)p->q_count * (uint64_t)out_token * elem;
-    r->q = r->out = NULL;
-    r->lse = NULL;
-    if (p->q_count == 0) {
-        r->q_positions = NULL;
-        return true;
-    }
-    if (!put(s, &q, &r->q, &r->stride_q_token, &r->stride_q_head) ||
-        !take_out(s, out_bytes, &host->out_off)) {
+    if (!take_out(s, out_bytes, &host->out_off)) {
         return false;
     }
     r->out = before(s, host->out_off, p->q_first, (uint64_t)out_token * elem);
@@ -178,6 +181,27 @@ static bool put_queries(srv_stage *s, const attn_row *row, const part *p, attn_r
         }
         r->lse = (float *)(void *)(s->buffer->device + host->lse_off);
         r->stride_lse_head = row->q_len;
+    }
+    return true;
+}
+
+static bool put_queries(srv_stage *s, const attn_row *row, const part *p, attn_row *r,
+                        srv_stage_row *host) {
+    const attn_shape *shape = s->shape;
+    uint32_t elem = attnd_dtype_bytes(shape->q_dtype);
+    const tensor q = {
+        row->q,        row->stride_q_token,      row->stride_q_head,        p->q_first,
+        p->q_count,    (uint32_t)shape->q_heads, (uint32_t)shape->head_dim, elem,
+        on_device(row)};
+    if (p->q_count == 0) {
+        r->q = r->out = NULL;
+        r->lse = NULL;
+        r->q_positions = NULL;
+        return true;
+    }
+    if (!put(s, &q, &r->q, &r->stride_q_token, &r->stride_q_head) ||
+        (!on_device(row) && !take_outputs(s, row, p, r, host))) {
+        return false;
     }
     return !row->q_positions || put_words(s, row->q_positions, p->q_first, p->q_count,
                                           sizeof(int32_t), (const void **)&r->q_positions);
@@ -202,7 +226,8 @@ static bool put_new(srv_stage *s, const attn_row *row, const part *p, attn_row *
                       p->new_num,
                       heads,
                       (uint32_t)shape->head_dim,
-                      elem};
+                      elem,
+                      on_device(row)};
     const tensor v = {(const uint8_t *)row->v_new + p->new_first * row->stride_v_new_token * elem,
                       row->stride_v_new_token,
                       row->stride_v_new_head,
@@ -210,7 +235,8 @@ static bool put_new(srv_stage *s, const attn_row *row, const part *p, attn_row *
                       p->new_num,
                       heads,
                       (uint32_t)shape->v_head_dim,
-                      elem};
+                      elem,
+                      on_device(row)};
     return put(s, &k, &r->k_new, &r->stride_k_new_token, &r->stride_k_new_head) &&
            put(s, &v, &r->v_new, &r->stride_v_new_token, &r->stride_v_new_head) &&
            (!row->k_positions || put_words(s, row->k_positions + p->new_first, 0, p->new_num,
@@ -261,6 +287,7 @@ static bool add(srv_stage *s, const attn_row *row, const part *p) {
     attn_row *r = &s->rows[s->num_rows];
     srv_stage_row *host = &s->hosts[s->num_rows];
     *r = *row;
+    r->flags &= ~SRV_STAGE_ON_DEVICE;
     *host = (srv_stage_row){.row = row, .q_first = p->q_first, .q_count = p->q_count};
     r->q_first = p->q_first;
     r->q_count = p->q_count;
@@ -379,10 +406,11 @@ static void spread_lse(const srv_stage *s, const srv_stage_row *host) {
 void srv_stage_spread(const srv_stage *s) {
     for (uint32_t i = 0; i < s->num_rows; i++) {
         const srv_stage_row *host = &s->hosts[i];
-        if (host->q_count > 0) {
-            spread_out(s, host);
+        if (host->q_count == 0 || on_device(host->row)) {
+            continue;
         }
-        if (host->q_count > 0 && host->row->lse) {
+        spread_out(s, host);
+        if (host->row->lse) {
             spread_lse(s, host);
         }
     }

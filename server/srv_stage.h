@@ -6,6 +6,9 @@
 //
 //     buffer, both sides   [ inputs ->          <- outputs ]
 //
+// A row may say that its tensors lie on the device; they are then used where they are, and only its
+// table and other small arrays pass through the buffer.
+//
 // The submit thread's.  Does not allocate after srv_stage_init.
 #ifndef ATTND_SERVER_SRV_STAGE_H
 #define ATTND_SERVER_SRV_STAGE_H
@@ -14,6 +17,10 @@
 #include <stdint.h>
 
 #include "attention/attn_device.h"
+
+// SRV_STAGE_ON_DEVICE in attn_row.flags: q, k_new, v_new, out and lse are addresses of the device,
+// in memory that is there until the launch has ended.  No one but srv_stage knows this flag.
+#define SRV_STAGE_ON_DEVICE (1u << 31)
 
 // srv_stage_row is where a row's outputs go.
 typedef struct srv_stage_row {

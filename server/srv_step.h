@@ -60,6 +60,7 @@ struct srv_step {
     uint32_t num_seqs, num_active;
     uint32_t rows, new_rows; // of all sequences
     uint32_t running;        // attends and copies of it in the scheduler
+    uint32_t armed;          // attend_alls under way, which may wait for flags
     uint32_t num_attended;
     uint64_t attended[SRV_LAYER_WORDS], attending[SRV_LAYER_WORDS]; // a bit a layer
     uint8_t *memory;                                                // [steps.memory_bytes]

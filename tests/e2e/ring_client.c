@@ -68,8 +68,12 @@ static attnd_err map(ring_client *c, int fd, const proto_attach *ask) {
 }
 
 attnd_err ring_client_ask(ring_client *c, const proto_attach *ask) {
+    return ring_client_ask_more(c, ask, sizeof(*ask));
+}
+
+attnd_err ring_client_ask_more(ring_client *c, const proto_attach *ask, size_t packet_bytes) {
     ssize_t bytes;
-    if (send(c->fd, ask, sizeof(*ask), MSG_NOSIGNAL) != (ssize_t)sizeof(*ask)) {
+    if (send(c->fd, ask, packet_bytes, MSG_NOSIGNAL) != (ssize_t)packet_bytes) {
         return ATTND_ECONN;
     }
     int fd = recv_reply(c, &bytes);

@@ -31,6 +31,8 @@ bool ring_client_connect(ring_client *c, const char *path);
 // ring_client_ask sends any proto_attach and takes the answer, mapping what came with it.  The
 // status, or ATTND_ECONN when the daemon closed.
 attnd_err ring_client_ask(ring_client *c, const proto_attach *ask);
+// ring_client_ask_more sends a packet that begins with one.
+attnd_err ring_client_ask_more(ring_client *c, const proto_attach *ask, size_t bytes);
 
 // ring_client_open connects and asks for a ring with a session of its own.
 attnd_err ring_client_open(ring_client *c, const char *path, uint32_t entries, uint64_t data_bytes);

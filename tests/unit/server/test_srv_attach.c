@@ -164,7 +164,7 @@ START_TEST(a_descriptor_can_be_passed) {
     int client = dial(SOCK_SEQPACKET), fd = srv_attach_accept(&a, &uid);
     int memfd = memfd_create("x", 0);
     ck_assert_int_eq(ftruncate(memfd, 12345), 0);
-    ck_assert(srv_attach_send(fd, "hello", 5, memfd));
+    ck_assert(srv_attach_send(fd, "hello", 5, &memfd, 1));
     union {
         struct cmsghdr align;
         char space[CMSG_SPACE(sizeof(int))];
@@ -182,7 +182,7 @@ START_TEST(a_descriptor_can_be_passed) {
     ck_assert_int_eq(fstat(passed, &st), 0);
     ck_assert_int_eq(st.st_size, 12345);
     close(client);
-    ck_assert(!srv_attach_send(fd, "hello", 5, -1)); // and no SIGPIPE
+    ck_assert(!srv_attach_send(fd, "hello", 5, NULL, 0)); // and no SIGPIPE
     close(passed);
     close(memfd);
     close(fd);

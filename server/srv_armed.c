@@ -1,0 +1,372 @@
+// Calls that wait for flags.
+//
+// Which list a call is in says who looks at its flag:
+//
+//     hot    srv_armed_poll and ticks   something came within spin_us
+//     cold   ticks                      every TICK_US while younger than IDLE_US, then IDLE_TICK_US
+//     none   nobody                     its layer is in the scheduler
+//
+// A failure answers the layer that was taken from the client's stream, unless its done flag is on
+// its way from the device already, and turns the call into a drain, which is the same loop over
+// flags with nothing between ready and done.
+#include "server/srv_armed.h"
+
+#include <stdlib.h>
+
+#include "proto/clock.h"
+#include "server/srv_attend.h"
+#include "server/srv_core.h"
+
+enum {
+    TICK_US = 50,
+    IDLE_US = 100 * 1000,
+    IDLE_TICK_US = 1000,
+};
+
+attnd_err srv_armed_init(srv_armed_set *set, uint32_t max) {
+    set->max = max;
+    set->pool = calloc(max, sizeof(*set->pool));
+    if (!set->pool) {
+        return ATTND_ENOMEM;
+    }
+    list_init(&set->free);
+    list_init(&set->hot);
+    list_init(&set->cold);
+    for (uint32_t i = 0; i < max; i++) {
+        list_append(&set->free, &set->pool[i].node);
+    }
+    return ATTND_OK;
+}
+
+void srv_armed_fini(srv_armed_set *set) {
+    free(set->pool);
+    *set = (srv_armed_set){.max = 0};
+}
+
+static srv_armed *call_of(list_node *node) {
+    return LIST_ENTRY(node, srv_armed, node);
+}
+
+static srv_armed *in_region(list_node *node) {
+    return LIST_ENTRY(node, srv_armed, region_node);
+}
+
+static uint32_t pair_of(const srv_armed *a) {
+    return a->first_flag + a->at;
+}
+
+// await has the call's next flag looked at from now on.
+static void await(srv_core *core, srv_armed *a) {
+    a->event_us = attnd_clock_us();
+    list_append(&core->armed.hot, &a->node);
+    core->hooks->stir(core->hooks->ctx);
+}
+
+static void leave_list(srv_armed *a) {
+    if (list_linked(&a->node)) {
+        list_remove(&a->node);
+    }
+}
+
+// drop gives the call back.
+static void drop(srv_core *core, srv_armed *a) {
+    leave_list(a);
+    list_remove(&a->region_node);
+    a->region->num_calls--;
+    list_append(&core->armed.free, &a->node);
+}
+
+// drop_drain ends a drain.
+static void drop_drain(srv_core *core, srv_armed *a) {
+    core->armed.info.draining--;
+    drop(core, a);
+}
+
+// ---- ends
+
+// answer sets the done flag of the current layer, whose ready flag is taken, and goes on to the
+// next.
+static void answer(srv_armed *a) {
+    srv_region_answer(a->region, pair_of(a));
+    a->at++;
+}
+
+// take_rq takes the request off the call, which is to be answered.
+static srv_request *take_rq(srv_core *core, srv_armed *a) {
+    srv_request *rq = a->rq;
+    rq->cancel = NULL;
+    rq->attend.step->armed--;
+    rq->attend.armed = NULL;
+    a->rq = NULL;
+    core->armed.info.waiting--;
+    return rq;
+}
+
+// fail answers the request, and drains.
+static void fail(srv_core *core, srv_armed *a, attnd_err err, const attnd_errinfo *info) {
+    attnd_errinfo named = {.code = ATTND_OK};
+    if (info) {
+        named = *info;
+    }
+    if (named.code != err) {
+        attnd_fail(&named, err, "", "%s", attnd_strerror(err));
+    }
+    if (!named.detail) { // that of ECUDA is CUDA's
+        named.detail = (int32_t)(a->first_layer + a->at);
+    }
+    core->armed.info.failed++;
+    core->armed.info.draining++;
+    srv_region_tell(a->region, err, a->step);
+    if (a->runs) {
+        a->runs = false;
+        if (a->rq->sched.signaled) {
+            a->at++;
+        } else {
+            answer(a);
+        }
+    }
+    srv_request *rq = take_rq(core, a);
+    leave_list(a);
+    if (a->at == a->num_layers || a->region->abandoned) {
+        drop_drain(core, a);
+    } else {
+        await(core, a);
+    }
+    srv_reply_error(rq, err, &named);
+}
+
+static void succeed(srv_core *core, srv_armed *a) {
+    srv_request *rq = take_rq(core, a);
+    rq->attend.reply->queue_us = srv_attend_cut_us(a->queue_us);
+    rq->attend.reply->run_us = srv_attend_cut_us(a->run_us);
+    drop(core, a);
+    srv_reply_end(rq);
+}
+
+static attnd_err why_canceled(const srv_core *core, const srv_step *step) {
+    if (step->deadline_ms && step->deadline_ms <= attnd_clock_ms()) {
+        return ATTND_ETIMEDOUT;
+    }
+    return core->draining ? ATTND_ESHUTDOWN : ATTND_ECANCELED;
+}
+
+static void cancel_waiting(srv_request *rq) {
+    srv_core *core = rq->session->core;
+    fail(core, rq->attend.armed, why_canceled(core, rq->attend.step), NULL);
+}
+
+// ---- layers
+
+// ran is told that the layer has left the scheduler.
+static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
+                const attnd_errinfo *info) {
+    (void)reply;
+    srv_core *core = rq->session->core;
+    srv_armed *a = rq->attend.armed;
+    a->queue_us += rq->sched.queue_us;
+    a->run_us += rq->sched.run_us;
+    if (!err && rq->attend.step->state != SRV_STEP_OPEN) {
+        err = why_canceled(core, rq->attend.step);
+    }
+    if (err) {
+        fail(core, a, err, info);
+        return;
+    }
+    a->runs = false;
+    if (rq->sched.signaled) {
+        a->at++;
+    } else { // it had no rows
+        answer(a);
+    }
+    if (a->at == a->num_layers) {
+        succeed(core, a);
+    } else {
+        rq->cancel = cancel_waiting;
+        await(core, a);
+    }
+}
+
+// run_layer hands the current layer to the scheduler.
+static void run_layer(srv_core *core, srv_armed *a) {
+    srv_request *rq = a->rq;
+    list_remove(&a->node);
+    a->runs = true;
+    core->armed.info.layers++;
+    rq->cancel = NULL;
+    rq->attend.layer = a->first_layer + a->at;
+    bool appends = srv_attend_appends(rq->attend.step, rq->attend.layer);
+    rq->attend.tensors.k = appends ? a->k : NULL;
+    rq->attend.tensors.v = appends ? a->v : NULL;
+    rq->attend.signal = srv_region_done_address(a->region, pair_of(a));
+    rq->attend.done = ran;
+    srv_attend_layer(core, rq);
+}
+
+// drain answers every flag that is raised.
+static void drain(srv_core *core, srv_armed *a) {
+    do {
+        answer(a);
+    } while (a->at < a->num_layers && srv_region_take(a->region, pair_of(a)));
+    if (a->at == a->num_layers) {
+        drop_drain(core, a);
+    } else {
+        list_remove(&a->node);
+        await(core, a);
+    }
+}
+
+// look is true when the call's flag had come.
+static bool look(srv_core *core, srv_armed *a) {
+    if (!srv_region_take(a->region, pair_of(a))) {
+        return false;
+    }
+    if (a->rq) {
+        run_layer(core, a);
+    } else {
+        drain(core, a);
+    }
+    return true;
+}
+
+// Every call of the list is looked at once: what comes of a look may take that one out or append
+// it, and answer requests, never touch another call.
+static bool look_at_all(srv_core *core, list_node *list) {
+    bool any = false;
+    const list_node *last = list->prev;
+    for (list_node *node = list->next, *next; node != list; node = next) {
+        bool is_last = node == last;
+        next = node->next;
+        any = look(core, call_of(node)) || any;
+        if (is_last) {
+            break;
+        }
+    }
+    return any;
+}
+
+// ---- polling
+
+bool srv_armed_poll(srv_core *core, uint64_t now_us) {
+    srv_armed_set *set = &core->armed;
+    if (list_empty(&set->hot)) {
+        return false;
+    }
+    bool any = look_at_all(core, &set->hot);
+    LIST_FOREACH (&set->hot, node) {
+        srv_armed *a = call_of(node);
+        if (now_us > a->event_us && now_us - a->event_us > core->conf.flag_spin_us) {
+            list_remove(node);
+            list_append(&set->cold, node);
+        }
+    }
+    return any;
+}
+
+bool srv_armed_hot(const srv_core *core) {
+    return !list_empty(&core->armed.hot);
+}
+
+bool srv_armed_tick(srv_core *core, uint64_t now_us) {
+    bool any = srv_armed_poll(core, now_us);
+    return look_at_all(core, &core->armed.cold) || any;
+}
+
+uint64_t srv_armed_tick_us(const srv_core *core, uint64_t now_us, bool polled) {
+    const srv_armed_set *set = &core->armed;
+    if (!polled && !list_empty(&set->hot)) {
+        return TICK_US;
+    }
+    if (list_empty(&set->cold)) {
+        return 0;
+    }
+    // A call becomes cold behind those that have been so for longer.
+    const srv_armed *last = call_of(set->cold.prev);
+    return now_us - last->event_us < IDLE_US ? TICK_US : IDLE_TICK_US;
+}
+
+// ---- begin and end
+
+// check_pairs: no pair of the call is another's.
+static attnd_err check_pairs(const srv_region *region, const proto_attend_all *body,
+                             attnd_errinfo *info) {
+    uint64_t end = (uint64_t)body->first_flag + body->num_layers;
+    if (end > region->num_flags) {
+        return attnd_fail(info, ATTND_EINVAL, "first_flag", "%u flags from %u on, of %u",
+                          body->num_layers, body->first_flag, region->num_flags);
+    }
+    LIST_FOREACH (&region->calls, node) {
+        const srv_armed *a = in_region(node);
+        if (body->first_flag < a->first_flag + a->num_layers && a->first_flag < end) {
+            return attnd_fail(info, ATTND_EBUSY, "first_flag",
+                              "the flags are those of a call that %s", a->rq ? "runs" : "drains");
+        }
+    }
+    return ATTND_OK;
+}
+
+attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
+                          const proto_attend_all *body, attnd_errinfo *info) {
+    attnd_err err = check_pairs(region, body, info);
+    list_node *node = list_first(&core->armed.free);
+    if (!err && (region->num_calls == PROTO_REGION_MAX_CALLS || !node)) {
+        err = attnd_fail(info, ATTND_EBUSY, "", "%u attend_alls of the region are under way",
+                         region->num_calls);
+    }
+    if (err) {
+        return err;
+    }
+    list_remove(node);
+    srv_armed *a = call_of(node);
+    *a = (srv_armed){.region = region,
+                     .rq = rq,
+                     .step = body->step,
+                     .first_layer = body->first_layer,
+                     .num_layers = body->num_layers,
+                     .first_flag = body->first_flag,
+                     .k = rq->attend.tensors.k,
+                     .v = rq->attend.tensors.v};
+    list_append(&region->calls, &a->region_node);
+    region->num_calls++;
+    core->armed.info.calls++;
+    core->armed.info.waiting++;
+    rq->attend.armed = a;
+    rq->attend.step->armed++;
+    rq->cancel = cancel_waiting;
+    await(core, a);
+    return ATTND_OK;
+}
+
+bool srv_armed_forget(srv_core *core, srv_region *region, uint64_t step) {
+    bool any = false;
+    LIST_FOREACH (&region->calls, node) {
+        srv_armed *a = in_region(node);
+        if (a->rq || a->step != step) {
+            continue;
+        }
+        any = true;
+        for (; a->at < a->num_layers; a->at++) {
+            srv_region_reset(region, pair_of(a));
+        }
+        drop_drain(core, a);
+    }
+    return any;
+}
+
+void srv_armed_abandon(srv_core *core, srv_region *region) {
+    srv_region_abandon(region);
+    LIST_FOREACH (&region->calls, node) {
+        srv_armed *a = in_region(node);
+        if (!a->rq) {
+            drop_drain(core, a);
+        }
+    }
+}
+
+void srv_armed_fail(srv_core *core, attnd_err err, const attnd_errinfo *info) {
+    for (uint32_t i = 0; i < core->armed.max; i++) {
+        srv_armed *a = &core->armed.pool[i];
+        if (a->rq && !a->runs) {
+            fail(core, a, err, info);
+        }
+    }
+}

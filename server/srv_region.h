@@ -1,0 +1,48 @@
+// srv_region is the daemon's end of one region (proto_region.h): memory of the device that a client
+// shares, and its flags.  It knows pairs, not what is attended.  Nothing that the client does to
+// either can make the daemon or the device read or write outside of them.  Loop thread only.
+#ifndef ATTND_SERVER_SRV_REGION_H
+#define ATTND_SERVER_SRV_REGION_H
+
+#include "proto/list.h"
+#include "proto/proto_region.h"
+#include "server/srv_backend.h"
+
+typedef struct srv_region {
+    srv_backend *backend; // NULL = not open
+    attn_device_region memory;
+    uint8_t *flags; // the memfd's mapping, [flags_bytes]
+    uint64_t flags_bytes, flags_address;
+    uint32_t num_flags, error_epoch;
+    bool abandoned;  // its client is gone
+    list_node calls; // srv_armed.region_node
+    uint32_t num_calls;
+} srv_region;
+
+// srv_region_open makes both.  *flags_fd is the sealed memfd to be sent to the client, with
+// memory.fd; the caller closes it.  ATTND_ENOTSUP: the backend has no such memory; ATTND_ENOMEM,
+// ATTND_ECUDA.
+attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, uint32_t num_flags,
+                          int *flags_fd, attnd_errinfo *info);
+
+// srv_region_close frees both; no launch may use them and no call be left.  One that is not open is
+// left alone.
+void srv_region_close(srv_region *r);
+
+// srv_region_take returns whether the ready flag of a pair is raised, and lowers it.
+bool srv_region_take(srv_region *r, uint32_t pair);
+
+// srv_region_answer sets the done flag of a pair; srv_region_reset stores 0 in both.
+void srv_region_answer(srv_region *r, uint32_t pair);
+void srv_region_reset(srv_region *r, uint32_t pair);
+
+// srv_region_abandon answers every pair once, for a client that may still wait there.
+void srv_region_abandon(srv_region *r);
+
+// srv_region_done_address returns where the device finds the done flag of a pair.
+uint64_t srv_region_done_address(const srv_region *r, uint32_t pair);
+
+// srv_region_tell writes an error where libattnd looks for it.
+void srv_region_tell(srv_region *r, attnd_err err, uint64_t step);
+
+#endif
