@@ -3,6 +3,12 @@
 //
 // Grid: one CTA an SM, always; what each computes stands in the plan (attn_cuda_plan.h).  The first
 // warps are the consumers, the last one is the loader.
+//
+// Where the code lies matters.  Between two launches of a model step its weights go through the L2,
+// so a launch fetches its code from memory: what lies in the first 64 KiB is there when it is
+// needed, what lies behind is waited for, some 700 cycles a KiB.  So branches are written such that
+// the compiler puts the loader first, then merging, then the form for 8 query rows; the one for
+// more comes last.  (cuobjdump -sass shows it.)
 #ifndef ATTND_ATTENTION_CUDA_DECODE_KERNEL_CUH
 #define ATTND_ATTENTION_CUDA_DECODE_KERNEL_CUH
 
@@ -92,11 +98,10 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
     s.rings[ptx::thread() / 32] = ring;
 }
 
-// decode_next takes the next item; false after the last.  The last part of a head merges all of
-// them: at once when they are all this CTA's, else when nothing else is left to do.  Where a warp
-// stands among items and stages it looks up each time: registers are short in between.
+// decode_take computes the next item.  Where a warp stands among items and stages it looks up each
+// time: registers are short in between.
 template <typename Traits>
-__device__ bool decode_next(typename Traits::smem &s, const decode_args &args) {
+__device__ void decode_take(typename Traits::smem &s, const decode_args &args) {
     const decode_ring items = s.item_rings[ptx::thread() / 32];
     items.wait_full(s.item_full);
     const decode_item &item = s.items[items.index()];
@@ -104,12 +109,17 @@ __device__ bool decode_next(typename Traits::smem &s, const decode_args &args) {
         ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // shared_item written
     } else if (item.piece.num_tiles == 0) {
         decode_merge<Traits>(s, args, item).write_empty();
-    } else if (item.record.tokens * item.record.heads <= 8) {
-        decode_consume<Traits, 1>(s, item, decode_queries<Traits>(s, items), args);
-    } else {
+    } else if (item.record.tokens * item.record.heads > 8) {
         decode_consume<Traits, 2>(s, item, decode_queries<Traits>(s, items), args);
+    } else {
+        decode_consume<Traits, 1>(s, item, decode_queries<Traits>(s, items), args);
     }
+}
 
+// decode_leave hands the item back; false after the last.  The last part of a head merges all of
+// them: at once when they are all this CTA's, else when nothing else is left to do.
+template <typename Traits>
+__device__ bool decode_leave(typename Traits::smem &s, const decode_args &args) {
     const int thread = ptx::thread();
     decode_ring &place = s.item_rings[thread / 32];
     const decode_item &done = s.items[place.index()];
@@ -161,18 +171,20 @@ __global__ void __launch_bounds__(decode_traits<kHeadDim, T, kBulk>::kThreads, 1
         ptx::grid_launch_next();
     }
 
-    // Loader.
-    if (threadIdx.x >= Traits::kConsumers) {
-        decode_loader<Traits>(s, args).run();
-        return;
+    // Consumers.  Merging comes before taking, so that it lies before the wide form (top of file).
+    if (threadIdx.x < Traits::kConsumers) {
+        decode_grid_wait<Traits>();
+        for (uint32_t has_item = 0;; has_item = 1) {
+            asm volatile("" : "+r"(has_item)); // else the compiler turns the loop about
+            if (has_item && !decode_leave<Traits>(s, args)) {
+                return;
+            }
+            decode_take<Traits>(s, args);
+        }
     }
-    decode_grid_wait<Traits>();
 
-    // Consumers.  The last part of a head merges all of them: at once when they are all this CTA's,
-    // else when nothing else is left to do.  Where a warp stands among stages and items, it looks
-    // up anew each time: registers are short in between.
-    while (decode_next<Traits>(s, args)) {
-    }
+    // Loader.
+    decode_loader<Traits>(s, args).run();
 }
 
 #endif

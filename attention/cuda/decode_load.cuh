@@ -2,8 +2,8 @@
 // and fills the buffers, item after item: the record and the queries, then K and V of the tiles, in
 // stages.  It runs ahead of the consumers as far as the buffers go, across items.
 //
-// A launch may begin while the one before it ends.  Until begin(), the loader reads what no kernel
-// writes, the plan and the block tables, and prefetches; everything else waits.
+// A launch may begin while the one before it ends.  Until that is over, the loader reads what no
+// kernel writes, the plan and the block tables, and prefetches; everything else waits.
 //
 // A stage holds keys [n, n + 1) * kStageTokens of the sequence, as far as the piece goes.  The
 // newest keys come first: rotating and writing appended tokens hides behind the loads that follow.
@@ -22,7 +22,6 @@ struct decode_loader {
     const int lane;
     const uint64_t once;
     decode_ring ring, items;
-    bool is_waiting = true;
 
     __device__ decode_loader(typename Traits::smem &smem, const decode_args &a)
         : s(smem), args(a), lane((int)threadIdx.x % 32), once(ptx::policy_evict_first()) {}
@@ -178,22 +177,11 @@ struct decode_loader {
         }
     }
 
-    // begin waits, once, for what came before this launch, which may have begun early.
-    __device__ void begin() {
-        if (is_waiting) {
-            decode_grid_wait<Traits>();
-            is_waiting = false;
-        }
-    }
-
-    // load_tiles fills a stage for each kStageTokens keys, the newest first, and hands the piece
-    // over when the first of them is on its way.  run_key is the lane's first_run, next_entry its
-    // block.
-    __device__ void load_tiles(const source &from, int32_t run_key, uint32_t next_entry,
-                               const attn_cuda_piece &piece, const attn_cuda_record *r) {
+    // load_tiles fills a stage for each kStageTokens keys, the newest first.  run_key is the lane's
+    // first_run, next_entry its block.
+    __device__ void load_tiles(const source &from, int32_t run_key, uint32_t next_entry) {
         const int runs_log2 = Traits::kStageTokensLog2 - args.run_tokens_log2; // of a stage
         int32_t key = (from.end_key - 1) & ~(Traits::kStageTokens - 1);        // of the stage
-        bool is_first = true;
         while (key + Traits::kStageTokens > from.first_key) {
             const run_place run = place_of(from, run_key, next_entry);
             const uint32_t at =
@@ -210,7 +198,6 @@ struct decode_loader {
                 const uint32_t s_k = ptx::s_addr(s.stages[ring.index()].k);
                 const uint32_t s_v = ptx::s_addr(s.stages[ring.index()].v);
                 ring.wait_empty(s.empty);
-                begin();
                 copy(s_k + at, from.k + run.offset, my_bytes, s_bar, from.is_once);
                 copy(s_v + at, from.v + run.offset, my_bytes, s_bar, from.is_once);
                 if (end > from.old_len) {
@@ -223,32 +210,32 @@ struct decode_loader {
                 commit((uint32_t)(end - first) * 2 * Traits::kRowBytes, s_bar);
                 ring.advance(Traits::kStages);
                 key -= Traits::kStageTokens;
-                if (is_first) {
-                    is_first = false;
-                    load_item(piece, r);
-                }
             }
         }
     }
 
+    // run hands a piece over before its tiles: rotating the queries takes as long as the tiles do
+    // to come.
     __device__ void run() {
         attn_cuda_walk walk;
         attn_cuda_piece piece;
+        bool is_waiting = true; // for what came before this launch, which may have begun early
         attn_cuda_walk_init(&walk, args.plan, gridDim.x, blockIdx.x, (uint32_t)args.kv_heads);
         while (const attn_cuda_record *r = attn_cuda_walk_next(&walk, &piece)) {
             const source from(piece, *r, args);
             const int32_t run_key = first_run(from);
             const uint32_t entry = entry_of(from, run_key);
-            if (piece.num_tiles == 0) {
-                load_item(piece, r);
-                continue;
-            }
-            if constexpr (Traits::kEarlyStages > 0) {
-                if (is_waiting) {
+            if (is_waiting) {
+                is_waiting = false;
+                if (Traits::kEarlyStages > 0 && piece.num_tiles > 0) {
                     prefetch(from, run_key, entry);
                 }
+                decode_grid_wait<Traits>();
             }
-            load_tiles(from, run_key, entry, piece, r);
+            load_item(piece, r);
+            if (piece.num_tiles > 0) {
+                load_tiles(from, run_key, entry);
+            }
         }
         load_item(piece, nullptr);
     }

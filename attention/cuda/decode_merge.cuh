@@ -268,54 +268,49 @@ struct decode_merge {
     }
 
   private:
-    static constexpr int kAtOnce = 16; // parts whose loads are under way
-
-    // part_place is where a thread's words of a part lie: a row's state, and four sums of it.
-    struct part_place {
-        char *g_state, *g_sums;
-        __device__ void advance(int64_t bytes) {
-            g_state += bytes;
-            g_sums += bytes;
-        }
-    };
+    static constexpr int kAtOnce = 8; // parts whose loads are under way
 
     // look loads states and sums of up to kAtOnce parts, and returns whether all of them are there.
-    // The second part lies to_second bytes behind the first, each further one step bytes.
-    __device__ bool look(float2 (&state)[kAtOnce], float4 (&x)[kAtOnce], part_place at, int num,
-                         int64_t to_second, int64_t step) const {
-        bool there = true;
+    // The sums of the second part lie to_second bytes behind those of the first, each further one
+    // step bytes, and a part's state to_state bytes behind its sums.
+    __device__ bool look(float2 (&state)[kAtOnce], float4 (&x)[kAtOnce], const char *g_sums,
+                         int num, int64_t to_second, int64_t step, int32_t to_state) const {
+        uint32_t most = 0;
 #pragma unroll
         for (int k = 0; k < kAtOnce; k++) {
             state[k] = make_float2(DECODE_NO_MAX, 0);
             x[k] = make_float4(0, 0, 0, 0);
             if (k < num) {
-                state[k] = ptx::g_load_now((const float2 *)at.g_state);
-                x[k] = ptx::g_load_now((const float4 *)at.g_sums);
+                state[k] = ptx::g_load_now((const float2 *)(g_sums + to_state));
+                x[k] = ptx::g_load_now((const float4 *)g_sums);
             }
-            at.advance(k == 0 ? to_second : step);
+            g_sums += k == 0 ? to_second : step;
         }
 #pragma unroll
         for (int k = 0; k < kAtOnce; k++) {
-            there = there && is_there(state[k]) && is_there(x[k]);
+            most = __vimax3_u32(most, __float_as_uint(state[k].x), __float_as_uint(state[k].y));
+            most = __vimax3_u32(most, __float_as_uint(x[k].x), __float_as_uint(x[k].y));
+            most = __vimax3_u32(most, __float_as_uint(x[k].z), __float_as_uint(x[k].w));
         }
-        return there;
+        return most != ~0u;
     }
 
     __device__ void merge_quad(int row, int quad) const {
         const float none = __uint_as_float(~0u);
         const int64_t slot_bytes = item.piece.slot_rows * (Traits::kDim + 4) * 4;
         const int64_t step = item.piece.slot_step * slot_bytes;
+        const int32_t in_sums = (row * Traits::kDim + quad * 4) * 4;
+        const int32_t to_state =
+            (int32_t)item.piece.slot_rows * Traits::kDim * 4 + row * 8 - in_sums;
         int64_t to_second = (int64_t)(item.piece.slot_second - item.piece.slot_first) * slot_bytes;
-        char *g_slot = (char *)slot(0);
-        part_place at = {g_slot + item.piece.slot_rows * Traits::kDim * 4 + row * 8,
-                         g_slot + (row * Traits::kDim + quad * 4) * 4};
+        char *g_sums = (char *)slot(0) + in_sums;
         float m = DECODE_NO_MAX, d = 0;
         float4 o = make_float4(0, 0, 0, 0);
 #pragma unroll 1
         for (int left = item.piece.num_parts; left > 0; left -= kAtOnce) {
             float2 state[kAtOnce];
             float4 x[kAtOnce];
-            while (!look(state, x, at, left, to_second, step)) {
+            while (!look(state, x, g_sums, left, to_second, step, to_state)) {
             }
             float top = m;
 #pragma unroll
@@ -333,18 +328,14 @@ struct decode_merge {
                 o = make_float4(fmaf(x[k].x, w, o.x), fmaf(x[k].y, w, o.y), fmaf(x[k].z, w, o.z),
                                 fmaf(x[k].w, w, o.w));
             }
-            if (left <= kAtOnce) {
-                write(row, quad, o, m, d);
-            }
-#pragma unroll
-            for (int k = 0; k < kAtOnce; k++) {
-                if (k < left) {
-                    *(float4 *)at.g_sums = make_float4(none, none, none, none);
-                }
-                at.advance(k == 0 ? to_second : step);
+#pragma unroll 1
+            for (int k = 0; k < kAtOnce && k < left; k++) {
+                *(float4 *)g_sums = make_float4(none, none, none, none);
+                g_sums += k == 0 ? to_second : step;
             }
             to_second = step;
         }
+        write(row, quad, o, m, d);
     }
 };
 
