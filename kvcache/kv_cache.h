@@ -341,7 +341,7 @@ typedef struct kv_tier kv_tier;
 enum { KV_MAX_TIERS = 2 };
 
 // kv_tiers_start has cached blocks that must make way spilled to the tiers [num], first to the
-// first, and fetched when a step looks them up; both only for steps that would wait, see
+// first, from which they go on to the next when that is nearly full, and fetched when a step looks them up; both only for steps that would wait, see
 // kv_step_open.  The tiers are borrowed until kv_tiers_stop, and nobody else puts jobs into them.
 // The ledger knows a tier by its index, which is to be the same in each run; NULL = not there.
 // Of a recovered cache it takes over what its ledger says is in the tiers; blocks whose image
@@ -360,6 +360,7 @@ typedef struct kv_spill_info {
     uint64_t spilled;            // blocks in tiers
     uint64_t spilling, fetching; // blocks in use that are being copied there, or back
     uint64_t spills, fetches;    // blocks, since the start
+    uint64_t moves;              // of them, from a tier to the next one
     uint64_t dropped;            // nodes of the prefix tree that made way for newer ones in a tier
     uint64_t failed;             // copies to a tier that failed
     uint64_t lost;               // blocks whose image was gone, damaged, or in a tier that is off

@@ -347,9 +347,9 @@ bool kv_evict_for(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t 
 // coming takes from the needs what is on its way; returns how many blocks more the tenant must
 // lose.
 static uint64_t coming(const evicting *e, uint64_t take, kv_need *left) {
-    uint64_t over = over_quota(e, take), own = kv_spill_coming(e->kv, KV_NONE, e->tenant);
+    uint64_t over = over_quota(e, take), own = kv_spill_coming_of(e->kv, e->tenant);
     for (uint32_t i = 0; i < e->num; i++) {
-        uint64_t comes = kv_spill_coming(e->kv, e->needs[i].class_idx, KV_NONE);
+        uint64_t comes = kv_spill_coming(e->kv, e->needs[i].class_idx);
         left[i] = e->needs[i];
         left[i].take -= comes < left[i].take ? comes : left[i].take;
     }

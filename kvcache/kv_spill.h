@@ -10,9 +10,10 @@
 // child in the list of its parent's, which so becomes a leaf, and may go next: so nodes go leaf
 // first, many at a time, and whatever lies behind a spilled node is spilled, too.
 //
-// Spilled nodes that nobody fetches are parked, in the order in which they left.  When the tiers
-// are full the one parked first is dropped.  All tiers are one place in that order: a node goes to
-// the first that has room, so the fast one is named first.
+// Spilled nodes that nobody fetches are parked, in each tier in the order in which they came there.
+// A node goes to the first tier that has room, or is making some, so the fast one is named first;
+// before that is full, what was parked first there is moved on to the next (kv_move.h).  When all
+// are full, what was parked first in the last one is dropped.
 //
 // The ledger has where an image lies and its checksum: the record that names the slot takes the
 // blocks from the node, the record that gives it blocks again takes the slot.  A process that is
@@ -48,9 +49,10 @@ kv_spill_how kv_spill_begin(kv_cache *kv, uint32_t node);
 // ended that has a use of it.  False when what lies before it is not there any more.
 bool kv_spill_stay(kv_cache *kv, uint32_t node);
 
-// kv_spill_coming returns how many blocks of a class (KV_NONE: of any) of a tenant (KV_NONE: of
-// any) come free when the copies that are under way have ended.
-uint32_t kv_spill_coming(const kv_cache *kv, uint32_t class_idx, uint32_t tenant);
+// kv_spill_coming returns how many blocks of a class come free when the copies that are under way
+// have ended, kv_spill_coming_of how many of a tenant.
+uint32_t kv_spill_coming(const kv_cache *kv, uint32_t class_idx);
+uint32_t kv_spill_coming_of(const kv_cache *kv, uint32_t tenant);
 
 // kv_spill_fetch begins to fetch what is spilled of tokens [num] behind a node (KV_NONE: the first
 // ones), as much as has room; true when it is worth waiting for.
@@ -66,7 +68,8 @@ void kv_spill_unpark(kv_cache *kv, uint32_t node);
 void kv_spill_leave(kv_cache *kv, uint32_t node);
 void kv_spill_left(kv_cache *kv, uint32_t node, const kv_led_spill *was);
 
-// kv_spill_drop drops the node that was parked first; false when there is none.
+// kv_spill_drop drops the node that was parked first in the last tier that has one; false when
+// there is none.
 bool kv_spill_drop(kv_cache *kv);
 
 // kv_spill_drop_model drops all parked nodes of a model; kv_spill_moves says whether one of its

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvcache/kv_sum.h"
 #include "kvcache/kv_tier_store.h"
 
 static void push(const kv_tier *t, kv_tier_queue *q, const kv_tier_job *job) {
@@ -107,6 +108,10 @@ bool kv_tier_claim(kv_tier *t, uint64_t slot, uint64_t bytes) {
            kv_tier_slots_claim(t->slots, slot, bytes);
 }
 
+uint64_t kv_tier_fill(const kv_tier *t, uint64_t *total) {
+    return kv_tier_slots_bytes(t->slots, total);
+}
+
 // ---- images
 
 uint64_t kv_tier_job_bytes(const kv_tier_job *job) {
@@ -119,7 +124,7 @@ uint64_t kv_tier_job_bytes(const kv_tier_job *job) {
 
 attnd_err kv_tier_copy(const kv_tier *t, const kv_tier_job *job, uint64_t from, uint64_t bytes,
                        char *buffer, attnd_errinfo *info) {
-    const kv_arena *arena = t->opts.arena;
+    const kv_arena *arena = job->from ? job->from : t->opts.arena;
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < job->num_blocks && bytes > 0 && !err; i++) {
         if (from >= job->bytes[i]) {
@@ -135,6 +140,24 @@ attnd_err kv_tier_copy(const kv_tier *t, const kv_tier_job *job, uint64_t from, 
         from = 0;
     }
     return err ? ATTND_EIO : ATTND_OK;
+}
+
+bool kv_tier_lend(const kv_tier *t, uint64_t slot, uint64_t bytes, uint64_t sum, kv_tier_job *job) {
+    *job = (kv_tier_job){
+        .op = KV_TIER_PUT,
+        .num_blocks = 1,
+        .at = {slot},
+        .bytes = {bytes},
+        .from = t->store,
+        .from_sum = sum,
+        .from_seed = kv_tier_seed(t, slot),
+    };
+    return t->store && !kv_tier_is_off(t);
+}
+
+bool kv_tier_is_whole(const kv_tier_job *job) {
+    return !job->from || kv_sum_bytes((const char *)job->from->base + job->at[0], job->bytes[0],
+                                      job->from_seed) == job->from_sum;
 }
 
 uint64_t kv_tier_seed(const kv_tier *t, uint64_t slot) {
@@ -190,7 +213,7 @@ void kv_tier_get_info(const kv_tier *t, kv_tier_info *out) {
     *out = t->info;
     out->jobs = t->away;
     pthread_mutex_unlock(t->lock);
-    out->in_use_bytes = kv_tier_slots_bytes(t->slots, &out->bytes);
+    out->in_use_bytes = kv_tier_fill(t, &out->bytes);
 }
 
 // ---- tier's thread

@@ -57,6 +57,10 @@ typedef struct kv_tier_job {
     uint32_t num_blocks;
     uint64_t at[KV_TIER_BLOCKS];    // of the blocks, bytes from the arena's base
     uint64_t bytes[KV_TIER_BLOCKS]; // of each
+    // Of a PUT whose image lies in another tier (kv_tier_lend): that one's memory, which at then
+    // counts in, and the checksum there.  NULL = it is in opts.arena.
+    const kv_arena *from;
+    uint64_t from_sum, from_seed;
 } kv_tier_job;
 
 // kv_tier_job_bytes returns the bytes of a job's image.
@@ -64,7 +68,7 @@ uint64_t kv_tier_job_bytes(const kv_tier_job *job);
 
 typedef struct kv_tier_info {
     const char *kind;             // "memory" or "file"
-    uint64_t bytes, in_use_bytes; // of all slots, of those that are taken
+    uint64_t bytes, in_use_bytes; // of all slots, of those that are taken: kv_tier_fill
     uint32_t jobs;                // not taken back yet
     uint64_t puts, gets;          // that ended well
     uint64_t put_bytes, get_bytes;
@@ -106,6 +110,11 @@ bool kv_tier_holds(const kv_tier *t, uint64_t bytes);
 // kv_tier_claim takes a slot that the ledger names; false when it cannot hold its image any more.
 bool kv_tier_claim(kv_tier *t, uint64_t slot, uint64_t bytes);
 
+// kv_tier_lend makes a PUT of another tier from the image of that size and checksum in a slot of
+// this one, which must stay taken until the job was taken back; it is ATTND_ESTALE when the image
+// there was changed.  False for a tier whose images are not in memory, or that is off.
+bool kv_tier_lend(const kv_tier *t, uint64_t slot, uint64_t bytes, uint64_t sum, kv_tier_job *job);
+
 // kv_tier_submit: ATTND_EBUSY, ATTND_EIO (the tier is off).
 attnd_err kv_tier_submit(kv_tier *t, const kv_tier_job *job);
 // kv_tier_room returns how many jobs kv_tier_submit would take now.
@@ -113,6 +122,9 @@ uint32_t kv_tier_room(const kv_tier *t);
 
 // kv_tier_take_ended takes back a job that has ended; false when there is none.
 bool kv_tier_take_ended(kv_tier *t, kv_tier_job *out);
+
+// kv_tier_fill returns the bytes of slots that are taken, and *total of all.
+uint64_t kv_tier_fill(const kv_tier *t, uint64_t *total);
 
 bool kv_tier_is_off(const kv_tier *t);
 void kv_tier_get_info(const kv_tier *t, kv_tier_info *out);

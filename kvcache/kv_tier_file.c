@@ -128,7 +128,7 @@ static void begin_job(file_tier *f, const kv_tier_job *job) {
     l->done = 0;
     XXH3_64bits_reset_withSeed(l->sum, kv_tier_seed(&f->pub, job->slot));
     attnd_errinfo info;
-    attnd_err err = begin_piece(f, l, &info);
+    attnd_err err = kv_tier_is_whole(job) ? begin_piece(f, l, &info) : ATTND_ESTALE;
     if (err) {
         end_job(f, l, err, &info);
     }

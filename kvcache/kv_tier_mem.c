@@ -8,13 +8,16 @@
 
 typedef struct memory_tier {
     kv_tier pub; // first
-    const kv_arena *store;
     bool is_pinned;
 } memory_tier;
 
 static void run_job(kv_tier *t, kv_tier_job *job, attnd_errinfo *info) {
-    char *image = (char *)((memory_tier *)t)->store->base + job->slot;
+    char *image = (char *)t->store->base + job->slot;
     uint64_t bytes = kv_tier_job_bytes(job);
+    if (!kv_tier_is_whole(job)) {
+        job->err = ATTND_ESTALE;
+        return;
+    }
     job->err = job->op == KV_TIER_PUT ? kv_tier_copy(t, job, 0, bytes, image, info) : ATTND_OK;
     uint64_t sum = kv_sum_bytes(image, bytes, kv_tier_seed(t, job->slot));
     if (job->op == KV_TIER_PUT) {
@@ -37,7 +40,7 @@ static void run(kv_tier *t) {
 static void free_memory(kv_tier *t) {
     memory_tier *m = (memory_tier *)t;
     if (m->is_pinned) {
-        t->opts.arena->ops->unpin(t->opts.arena, m->store->base);
+        t->opts.arena->ops->unpin(t->opts.arena, t->store->base);
     }
     free(m);
 }
@@ -50,7 +53,7 @@ attnd_err kv_tier_open_memory(kv_tier **out, const kv_tier_opts *opts, const kv_
     if (!m) {
         return attnd_fail(info, ATTND_ENOMEM, "tier", "no memory for a tier");
     }
-    m->store = store;
+    m->pub.store = store;
     attnd_err err = kv_tier_init(&m->pub, &memory_ops, opts, is_kept ? opts->bytes : 0, info);
     if (!err) {
         const kv_arena_ops *ops = opts->arena->ops;

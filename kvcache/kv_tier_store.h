@@ -28,6 +28,7 @@ typedef struct kv_tier_queue {
 struct kv_tier {
     const kv_tier_ops *ops;
     kv_tier_opts opts;
+    const kv_arena *store; // host memory that the images lie in; NULL = they do not
     kv_tier_slots *slots;
     uint64_t kept_bytes; // from the start, what may be claimed
     bool has_thread;
@@ -53,6 +54,9 @@ bool kv_tier_next(kv_tier *t, bool is_idle, kv_tier_job *job, bool *stopping);
 
 // kv_tier_end ends a job, and switches the tier off when its err is ATTND_EIO, with *info's text.
 void kv_tier_end(kv_tier *t, const kv_tier_job *job, const attnd_errinfo *info);
+
+// kv_tier_is_whole says whether the image of a PUT is what the tier that lends it has a checksum of.
+bool kv_tier_is_whole(const kv_tier_job *job);
 
 // kv_tier_copy copies bytes [from, from + bytes) of a job's image out of the arena to buffer, or,
 // of a GET, from buffer into the arena.  ATTND_EIO.

@@ -92,9 +92,9 @@ const srv_conf_key srv_conf_keys[] = {
      "and "
      "4 KiB."},
     {"tier", "file", SRV_CONF_TEXT, CONF(tier_file), "", 0, 0, NULL, false,
-     "File that they go to when there is no memory for them, on a file system with O_DIRECT; "
-     "empty: "
-     "none.  It is made, and all its space allocated; no other file is ever overwritten.  Needs "
+     "File that they go to when there is no such memory, or on to before it is full, on a file "
+     "system with O_DIRECT; empty: none.  It is made, and all its space allocated; no other file "
+     "is ever overwritten.  Needs "
      "io_uring."},
     {"tier", "file_size", SRV_CONF_SIZE, CONF(tier_file_bytes), "0", 0, KV_TIER_MAX_BYTES, NULL,
      false, "Size of that file; at least cache.slab and 4 KiB."},

@@ -210,6 +210,7 @@ void srv_tiers_describe(const srv_tiers *t, const kv_cache *kv, cJSON *out) {
     cJSON_AddNumberToObject(o, "fetching", (double)info.fetching);
     cJSON_AddNumberToObject(o, "spills", (double)info.spills);
     cJSON_AddNumberToObject(o, "fetches", (double)info.fetches);
+    cJSON_AddNumberToObject(o, "moves", (double)info.moves);
     cJSON_AddNumberToObject(o, "dropped", (double)info.dropped);
     cJSON_AddNumberToObject(o, "failed", (double)info.failed);
     cJSON_AddNumberToObject(o, "lost", (double)info.lost);

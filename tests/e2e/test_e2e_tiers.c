@@ -132,6 +132,7 @@ START_TEST(prompts_larger_than_the_pool_are_found_again) {
     }
     ck_assert_double_ge(e2e_stat(&c, "tiers.fetches"), ALL - POOL);
     ck_assert_double_eq(e2e_stat(&c, "tiers.lost"), 0);
+    ck_assert_int_eq(e2e_stat(&c, "tiers.moves") > 0, both); // from memory to the file
     restart();
     for (uint32_t p = 0; p < PROMPTS; p++) {
         ck_assert_uint_ge(again(p), WHOLE);

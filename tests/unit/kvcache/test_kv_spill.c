@@ -14,9 +14,11 @@
 enum { DEPTH = 16, LEN = 16, TOKENS = FIX_BLOCKS * FIX_BLOCK_TOKENS, SLOTS = 64 };
 
 static kv_fixture f;
-static kv_arena store;
-static kv_tier *tier;
-static uint32_t place; // of the tier among the cache's
+static kv_arena store, lower_store;
+static kv_tier *tier, *lower;
+static uint32_t tier_slots;
+static uint32_t place;       // of the tier among the cache's
+static uint32_t lower_slots; // of a second tier behind it, 0 = there is none
 static kv_model_spec spec;
 
 static kv_opts options(void) {
@@ -27,11 +29,39 @@ static kv_opts options(void) {
     return opts;
 }
 
+// Moves read the first tier's memory: they can be held up, and fail, apart from other copies.
+static bool moves_held;
+static attnd_err moves_err;
+
+static attnd_err read_store(const kv_arena *arena, void *dst, uint64_t off, uint64_t bytes,
+                            attnd_errinfo *info) {
+    while (__atomic_load_n(&moves_held, __ATOMIC_ACQUIRE)) {
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+    attnd_err err = __atomic_load_n(&moves_err, __ATOMIC_ACQUIRE);
+    return err ? attnd_fail(info, err, "tier", "the test's error")
+               : kv_arena_host_ops.read(arena, dst, off, bytes, info);
+}
+
+static void set_moves(bool held, attnd_err err) {
+    __atomic_store_n(&moves_err, err, __ATOMIC_RELEASE);
+    __atomic_store_n(&moves_held, held, __ATOMIC_RELEASE);
+}
+
 static void start_tier(uint32_t slots, bool is_kept) {
+    static kv_arena_ops store_ops;
     const kv_tier_opts opts = tiers_opts(&f, slots, DEPTH);
     ATTND_CK_OK(kv_tier_open_memory(&tier, &opts, &store, is_kept, &f.info));
     kv_tier *tiers[KV_MAX_TIERS] = {NULL};
     tiers[place] = tier;
+    store_ops = kv_arena_host_ops;
+    store_ops.read = read_store;
+    store.ops = &store_ops;
+    if (lower_slots) {
+        const kv_tier_opts lower_opts = tiers_opts(&f, lower_slots, DEPTH);
+        ATTND_CK_OK(kv_tier_open_memory(&lower, &lower_opts, &lower_store, is_kept, &f.info));
+        tiers[place + 1] = lower;
+    }
     ATTND_CK_OK(kv_tiers_start(f.kv, tiers, KV_MAX_TIERS, &f.info));
 }
 
@@ -41,19 +71,36 @@ static void start(uint32_t slots) {
     f.arena.ops = tiers_ops();
     spec = fix_spec("m", f.tenant);
     ATTND_CK_OK(kv_arena_open_host(&store, 2 << 20, &f.info));
+    ATTND_CK_OK(kv_arena_open_host(&lower_store, 2 << 20, &f.info));
+    set_moves(false, ATTND_OK);
+    tier_slots = slots;
     start_tier(slots, false);
 }
 
 static void set_up(void) {
-    place = 0;
+    place = lower_slots = 0;
     start(SLOTS);
 }
 
-static void tear_down(void) {
+static void stop_tiers(void) {
     kv_tier_close(tier);
+    kv_tier_close(lower);
     kv_tiers_stop(f.kv);
+    tier = lower = NULL;
+}
+
+static void tear_down(void) {
+    stop_tiers();
     kv_arena_close_host(&store);
+    kv_arena_close_host(&lower_store);
     fix_fini(&f);
+}
+
+// start_two starts anew, with two tiers.
+static void start_two(uint32_t slots, uint32_t behind) {
+    tear_down();
+    lower_slots = behind;
+    start(slots);
 }
 
 static void recount(void) {
@@ -66,6 +113,19 @@ static kv_spill_info look(void) {
     kv_spill_info info;
     kv_spill_get_info(f.kv, &info);
     return info;
+}
+
+// settle waits until no copy is under way.
+static void settle(void) {
+    for (kv_tier_info a = {.jobs = 1}, b = {.jobs = 0}; a.jobs + b.jobs > 0;) {
+        tiers_wait(&f, tier);
+        kv_tier_get_info(tier, &a);
+        if (lower) {
+            tiers_wait(&f, lower);
+            kv_tier_get_info(tier, &a);
+            kv_tier_get_info(lower, &b);
+        }
+    }
 }
 
 // ---- steps
@@ -111,8 +171,8 @@ static uint32_t open_waiting(opened *o, const uint32_t *tokens, uint32_t num) {
         }
         ATTND_CK_ERR(err, ATTND_ENOSPC);
         ck_assert(may_wait);
-        ck_assert_uint_gt(look().spilling + look().fetching, 0);
-        tiers_wait(&f, tier);
+        ck_assert(look().spilling + look().fetching > 0 || lower);
+        settle();
         recount();
     }
 }
@@ -356,15 +416,13 @@ static void restart(bool with_tier, bool is_kept) {
     const kv_opts opts = options();
     kv_recovered got;
     int fd = dup(kv_ledger_fd(f.kv));
-    kv_tier_close(tier);
-    kv_tiers_stop(f.kv);
+    stop_tiers();
     kv_free(f.kv);
-    tier = NULL;
     ATTND_CK_OK(kv_recover(&f.kv, &f.arena, &opts, fd, 0, &got, &f.info));
     ck_assert_uint_eq(got.lost_prefix_blocks, 0);
     recount();
     if (with_tier) {
-        start_tier(SLOTS, is_kept);
+        start_tier(tier_slots, is_kept);
     } else {
         ATTND_CK_OK(kv_tiers_start(f.kv, NULL, 0, &f.info));
     }
@@ -457,7 +515,7 @@ void kv_crash_point(void) {
 // script spills, fetches, drops what was spilled first, and computes spilled blocks again.
 static void script(void) {
     static uint32_t t[TOKENS];
-    start_tier(FEW_SLOTS, true);
+    start_tier(lower_slots ? FEW_SLOTS / 3 : FEW_SLOTS, true);
     serve(100, 2 * LEN);
     serve(1, LEN);
     opened o = {.seq = fix_seq(&f)};
@@ -467,6 +525,7 @@ static void script(void) {
     serve(101, 5 * LEN);
     serve(3, LEN);
     serve(4, LEN);
+    settle();
 }
 
 // run_until runs the script in a process that stops before a store; false when it came to its end.
@@ -489,7 +548,7 @@ static bool run_until(long store_idx) {
 // image is lost, and the books balance.
 START_TEST(killed_at_any_store_it_goes_on) {
     const uint64_t bytes = (uint64_t)FIX_BLOCKS * KV_BLOCK_UNIT;
-    long runs = 0, spilled = 0;
+    long runs = 0, spilled = 0, moves = 0;
     bool stopped = true;
     for (long at = 0; stopped; at += EVERY, runs++) {
         char *own = f.memory; // memory that the processes share, in its place
@@ -497,14 +556,19 @@ START_TEST(killed_at_any_store_it_goes_on) {
         ck_assert_ptr_ne(f.memory, MAP_FAILED);
         f.arena.base = f.memory;
         fill_pool(1);
-        kv_tier_close(tier);
-        kv_tiers_stop(f.kv);
-        tier = NULL;
+        stop_tiers();
+        lower_slots = _i ? FEW_SLOTS : 0;
         stopped = run_until(at);
         f.next_request += 1000; // above those of the script
         restart(true, true);
         ck_assert_uint_eq(look().lost, 0);
         spilled += look().spilled > 0;
+        for (uint32_t i = 0; lower && i < f.kv->lists->nodes.used; i++) {
+            if (f.kv->nodes[i].owner && kv_spilled(f.kv, i) && f.kv->spills[i].tier == 2) {
+                moves++;
+                break;
+            }
+        }
         for (uint32_t p = 1; p < 8; p++) {
             serve(p, LEN);
         }
@@ -516,11 +580,199 @@ START_TEST(killed_at_any_store_it_goes_on) {
     }
     ck_assert_int_gt(runs, 100);
     ck_assert_int_gt(spilled, runs / 2);
+    ck_assert_int_eq(moves > runs / 2, _i);
+}
+END_TEST
+
+// ---- from tier to tier
+
+// range_of says which prompts have blocks in a tier: the lowest and the highest; returns how many
+// blocks these are.
+static uint32_t range_of(uint32_t in, uint32_t *low, uint32_t *high) {
+    uint32_t num = 0;
+    *low = UINT32_MAX;
+    *high = 0;
+    for (uint32_t i = 0; i < f.kv->lists->nodes.used; i++) {
+        if (f.kv->nodes[i].owner && kv_spilled(f.kv, i) && f.kv->spills[i].tier == in) {
+            uint32_t p = kv_node_ids(f.kv, i)[0] / 1000;
+            *low = p < *low ? p : *low;
+            *high = p > *high ? p : *high;
+            num++;
+        }
+    }
+    return num;
+}
+
+static uint64_t taken(const kv_tier *t) {
+    kv_tier_info info;
+    kv_tier_get_info(t, &info);
+    return info.in_use_bytes / KV_TIER_UNIT;
+}
+
+// Two of the first tier's sixteen slots are kept free; prompts are of four blocks.
+START_TEST(what_was_spilled_first_moves_on) {
+    uint32_t low, high, lower_low, lower_high;
+    start_two(16, 32);
+    fill_pool(1);
+    for (uint32_t p = 0; p < 10; p++) {
+        ck_assert_uint_eq(serve(100 + p, LEN), 0);
+        settle();
+    }
+    ck_assert_uint_eq(look().spilled, 40);
+    ck_assert_uint_eq(look().moves, 40 - 14);
+    ck_assert_uint_eq(look().dropped + look().lost + look().failed, 0);
+    ck_assert_uint_eq(range_of(1, &low, &high), 14);
+    ck_assert_uint_eq(range_of(2, &lower_low, &lower_high), 26);
+    ck_assert_uint_eq(lower_low, 1);
+    ck_assert_uint_le(lower_high, low);
+    ck_assert_uint_eq(high, 10);
+    ck_assert_uint_eq(taken(tier), 14);
+    ck_assert_uint_eq(taken(lower), 26);
+    for (uint32_t p = 1; p <= 10; p++) { // and the rows are right
+        ck_assert_uint_eq(serve(p, LEN), LEN - FIX_BLOCK_TOKENS);
+    }
+    settle();
+    ck_assert_uint_gt(look().fetches, 26);
+}
+END_TEST
+
+START_TEST(what_moved_on_first_is_dropped_when_all_is_full) {
+    uint32_t low, high;
+    start_two(16, 16);
+    fill_pool(1);
+    for (uint32_t p = 0; p < 12; p++) {
+        serve(100 + p, LEN);
+        settle();
+    }
+    ck_assert_uint_eq(look().spilled, 14 + 16);
+    ck_assert_uint_eq(look().dropped, 48 - 30);
+    ck_assert_uint_eq(range_of(2, &low, &high), 16);
+    ck_assert_uint_eq(low, 5); // two blocks of it
+    ck_assert_uint_eq(range_of(1, &low, &high), 14);
+    ck_assert_uint_eq(high, 12);
+    ck_assert_uint_eq(serve(4, LEN), 0);
+    ck_assert_uint_eq(serve(12, LEN), LEN - FIX_BLOCK_TOKENS);
+}
+END_TEST
+
+START_TEST(slow_moves_hold_up_only_who_waits_for_them) {
+    static uint32_t t[TOKENS], u[TOKENS];
+    start_two(16, 64);
+    fill_pool(1);
+    set_moves(true, ATTND_OK);
+    for (uint32_t p = 0; p < 3; p++) {
+        serve(100 + p, LEN);
+    }
+    opened o = {.seq = fix_seq(&f)}, waits = {.seq = fix_seq(&f)}, does_not = {.seq = fix_seq(&f)};
+    bool may_wait = true;
+    ATTND_CK_ERR(try_open(&o, prompt(t, 103, LEN), LEN, &may_wait), ATTND_ENOSPC);
+    tiers_wait(&f, tier); // which fills the first tier
+    may_wait = true;
+    ATTND_CK_OK(try_open(&o, t, LEN, &may_wait));
+    end(&o, true);
+    may_wait = true;
+    kv_tier_info info;
+    ATTND_CK_ERR(try_open(&waits, prompt(t, 104, LEN), LEN, &may_wait), ATTND_ENOSPC);
+    ck_assert(may_wait);
+    kv_tier_get_info(lower, &info);
+    ck_assert_uint_eq(info.jobs, 2); // as many as are to be free
+    ck_assert_uint_eq(look().spilled, 16);
+    may_wait = false;
+    ATTND_CK_OK(try_open(&does_not, prompt(u, 1, LEN), LEN, &may_wait)); // two of which are moved
+    ck_assert_uint_eq(does_not.in.cached, 0);
+    end(&does_not, true); // and have blocks again
+    ck_assert_uint_eq(look().spilled, 12);
+    set_moves(false, ATTND_OK);
+    settle();
+    ck_assert_uint_eq(look().failed + look().lost + look().moves, 0);
+    ck_assert_uint_eq(taken(lower), 0);
+    ck_assert_uint_eq(taken(tier), 12);
+    open_waiting(&waits, t, LEN);
+    end(&waits, true);
+    ck_assert_uint_eq(serve(1, LEN), LEN - 1);
+}
+END_TEST
+
+START_TEST(moves_that_fail_switch_off_the_tier_that_they_go_to) {
+    uint32_t low, high;
+    start_two(16, 32);
+    fill_pool(1);
+    set_moves(false, ATTND_EIO);
+    for (uint32_t p = 0; p < 10; p++) {
+        serve(100 + p, LEN);
+    }
+    settle();
+    ck_assert(kv_tier_is_off(lower));
+    ck_assert(!kv_tier_is_off(tier));
+    ck_assert_uint_gt(look().failed, 0);
+    ck_assert_uint_eq(look().moves + look().lost, 0);
+    ck_assert_uint_eq(look().spilled, 16); // the first one has what came last
+    ck_assert_uint_eq(range_of(1, &low, &high), 16);
+    ck_assert_uint_eq(high, 10);
+    ck_assert_uint_eq(taken(lower), 0);
+    ck_assert_uint_eq(serve(10, LEN), LEN - FIX_BLOCK_TOKENS);
+}
+END_TEST
+
+START_TEST(a_damaged_image_is_lost_when_it_is_moved) {
+    start_two(16, 32);
+    fill_pool(1);
+    for (uint32_t p = 0; p < 3; p++) {
+        serve(100 + p, LEN);
+    }
+    ck_assert_uint_eq(look().moves, 0);
+    uint32_t damaged = 0;
+    for (uint32_t i = 0; i < f.kv->lists->nodes.used; i++) { // the block that goes first
+        if (f.kv->nodes[i].owner && kv_spilled(f.kv, i) && kv_node_ids(f.kv, i)[0] == 1012) {
+            ((char *)store.base)[f.kv->spills[i].slot * KV_TIER_UNIT + 77] ^= 4;
+            damaged++;
+        }
+    }
+    ck_assert_uint_eq(damaged, 1);
+    serve(103, LEN);
+    settle();
+    ck_assert_uint_eq(look().lost, 1);
+    ck_assert_uint_ge(look().moves, 1);
+    ck_assert(!kv_tier_is_off(lower));
+    kv_tier_info info;
+    kv_tier_get_info(lower, &info);
+    ck_assert_uint_eq(info.damaged, 1);
+    ck_assert_uint_eq(serve(1, LEN + 1), LEN - FIX_BLOCK_TOKENS);
+    ck_assert_uint_eq(taken(tier) + taken(lower), look().spilled);
+}
+END_TEST
+
+START_TEST(what_was_moved_survives_a_restart) {
+    start_two(16, 32);
+    fill_pool(1);
+    for (uint32_t p = 0; p < 10; p++) {
+        serve(100 + p, LEN);
+        settle();
+    }
+    static uint32_t t[TOKENS];
+    opened o = {.seq = fix_seq(&f)};
+    bool may_wait = true;
+    set_moves(true, ATTND_OK);
+    ATTND_CK_ERR(try_open(&o, prompt(t, 110, LEN), LEN, &may_wait), ATTND_ENOSPC);
+    kv_tier_info info;
+    kv_tier_get_info(lower, &info);
+    ck_assert_uint_eq(info.jobs, 2);
+    set_moves(false, ATTND_OK); // and what is under way is never taken in
+    uint64_t spilled = look().spilled;
+    restart(true, true);
+    ck_assert_uint_eq(look().lost, 0);
+    ck_assert_uint_eq(look().spilled, spilled);
+    for (uint32_t p = 1; p <= 10; p++) {
+        ck_assert_uint_eq(serve(p, LEN), LEN - FIX_BLOCK_TOKENS);
+    }
 }
 END_TEST
 
 // Random prompts of a few stems, groups of two sizes, deaths, damage.  serve compares every row.
 START_TEST(whatever_happens_the_rows_are_right) {
+    if (_i) { // once more, with two tiers that are as large together
+        start_two(SLOTS / 4, SLOTS - SLOTS / 4);
+    }
     spec.num_groups = 2;
     spec.groups[1] = (kv_group_spec){2, 1, 32, 16, FIX_BLOCK_TOKENS, -1}; // 384 bytes: two units
     strcpy(spec.name, "two");
@@ -576,8 +828,18 @@ static Suite *suite(void) {
     tcase_add_test(t, copies_cut_off_by_a_restart_leave_what_was);
     tcase_add_test(t, a_tier_that_is_gone_at_a_restart_is_missed);
     tcase_add_test(t, a_tier_is_known_by_its_place);
-    tcase_add_test(t, killed_at_any_store_it_goes_on);
-    tcase_add_test(t, whatever_happens_the_rows_are_right);
+    tcase_add_loop_test(t, killed_at_any_store_it_goes_on, 0, 2);
+    tcase_add_loop_test(t, whatever_happens_the_rows_are_right, 0, 2);
+    suite_add_tcase(s, t);
+    t = tcase_create("two tiers");
+    tcase_add_checked_fixture(t, set_up, tear_down);
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, what_was_spilled_first_moves_on);
+    tcase_add_test(t, what_moved_on_first_is_dropped_when_all_is_full);
+    tcase_add_test(t, slow_moves_hold_up_only_who_waits_for_them);
+    tcase_add_test(t, moves_that_fail_switch_off_the_tier_that_they_go_to);
+    tcase_add_test(t, a_damaged_image_is_lost_when_it_is_moved);
+    tcase_add_test(t, what_was_moved_survives_a_restart);
     suite_add_tcase(s, t);
     return s;
 }
