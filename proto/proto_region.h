@@ -30,13 +30,14 @@
 // in layer order.  A flag may be raised before the attend_all has arrived.
 //
 // Errors.  When an attend_all fails, for whatever reason, its reply says so at once, and the call
-// drains: the daemon's host answers done = 1 for the layer that failed, if it had been raised, and
-// for each later layer as its ready flag comes (and stores ready = 0), so that the client's stream
-// runs to its end; out and lse hold nothing.  Before the first of these, error, error_step and then
-// error_epoch are stored in proto_flags.  A drain is over when the last layer was answered, or when
-// cancel names its step, also a step that is gone: with that the client says that its streams will
-// not touch the pairs any more, and the daemon stores 0 into those that it has not answered.  So
-// who never launched its work cancels twice: the first ends the step, the second the drain.  A pair
+// drains; so does one that is refused when it comes, if its pairs are there and free.  The daemon's
+// host then answers done = 1 for the layer that failed, if it had been raised, and for each later
+// layer as its ready flag comes (and stores ready = 0), so that the client's stream runs to its
+// end; out and lse hold nothing.  Before the first of these, error, error_step and then error_epoch
+// are stored in proto_flags.  A drain is over when the last layer was answered, or when cancel
+// names its step, also a step that is gone: with that the client says that its streams will not
+// touch the pairs any more, and the daemon stores 0 into those that it has not answered.  So who
+// never launched its work cancels twice: the first ends the step, the second the drain.  A pair
 // belongs to one call at a time, drain included: another one gets EBUSY.
 //
 // Death.  Either host can end a wait.  When the connection ends the daemon stores done = 1 into
@@ -54,7 +55,7 @@ extern "C" {
 
 enum {
     PROTO_REGION_MAX_FLAGS = 4096, // pairs of one region
-    PROTO_REGION_MAX_CALLS = 8,    // attend_alls of one region at a time, drains included
+    PROTO_REGION_MAX_CALLS = 64,   // attend_alls of one region at a time, drains included
     PROTO_FLAGS_HEAD_BYTES = 4096,
     PROTO_FLAGS_PAGE_BYTES = 4096,
 };

@@ -117,14 +117,12 @@ static void fail(srv_core *core, srv_armed *a, attnd_err err, const attnd_errinf
     core->armed.info.failed++;
     core->armed.info.draining++;
     srv_region_tell(a->region, err, a->step);
-    if (a->runs) {
-        a->runs = false;
-        if (a->rq->sched.signaled) {
-            a->at++;
-        } else {
-            answer(a);
-        }
+    if (a->runs && a->rq->sched.signaled) {
+        a->at++;
+    } else if (a->runs || a->taken) {
+        answer(a);
     }
+    a->runs = a->taken = false;
     srv_request *rq = take_rq(core, a);
     leave_list(a);
     if (a->at == a->num_layers || a->region->abandoned) {
@@ -191,6 +189,7 @@ static void run_layer(srv_core *core, srv_armed *a) {
     srv_request *rq = a->rq;
     list_remove(&a->node);
     a->runs = true;
+    a->taken = false;
     core->armed.info.layers++;
     rq->cancel = NULL;
     rq->attend.layer = a->first_layer + a->at;
@@ -215,15 +214,19 @@ static void drain(srv_core *core, srv_armed *a) {
     }
 }
 
-// look is true when the call's flag had come.
+// look is true when the call's flag had come.  The device sets a done flag before the loop hears of
+// the launch's end, so a layer that reads another's K and V may be raised too early for us.
 static bool look(srv_core *core, srv_armed *a) {
-    if (!srv_region_take(a->region, pair_of(a))) {
+    if (!a->taken && !srv_region_take(a->region, pair_of(a))) {
         return false;
     }
-    if (a->rq) {
-        run_layer(core, a);
-    } else {
+    if (!a->rq) {
         drain(core, a);
+        return true;
+    }
+    a->taken = srv_attend_must_wait(a->rq->attend.step, a->first_layer + a->at);
+    if (!a->taken) {
+        run_layer(core, a);
     }
     return true;
 }
@@ -304,8 +307,9 @@ static attnd_err check_pairs(const srv_region *region, const proto_attend_all *b
     return ATTND_OK;
 }
 
-attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
-                          const proto_attend_all *body, attnd_errinfo *info) {
+// make takes a call from the pool.
+static attnd_err make(srv_core *core, srv_region *region, const proto_attend_all *body,
+                      srv_armed **out, attnd_errinfo *info) {
     attnd_err err = check_pairs(region, body, info);
     list_node *node = list_first(&core->armed.free);
     if (!err && (region->num_calls == PROTO_REGION_MAX_CALLS || !node)) {
@@ -318,15 +322,26 @@ attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
     list_remove(node);
     srv_armed *a = call_of(node);
     *a = (srv_armed){.region = region,
-                     .rq = rq,
                      .step = body->step,
                      .first_layer = body->first_layer,
                      .num_layers = body->num_layers,
-                     .first_flag = body->first_flag,
-                     .k = rq->attend.tensors.k,
-                     .v = rq->attend.tensors.v};
+                     .first_flag = body->first_flag};
     list_append(&region->calls, &a->region_node);
     region->num_calls++;
+    *out = a;
+    return ATTND_OK;
+}
+
+attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
+                          const proto_attend_all *body, attnd_errinfo *info) {
+    srv_armed *a;
+    attnd_err err = make(core, region, body, &a, info);
+    if (err) {
+        return err;
+    }
+    a->rq = rq;
+    a->k = rq->attend.tensors.k;
+    a->v = rq->attend.tensors.v;
     core->armed.info.calls++;
     core->armed.info.waiting++;
     rq->attend.armed = a;
@@ -334,6 +349,17 @@ attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
     rq->cancel = cancel_waiting;
     await(core, a);
     return ATTND_OK;
+}
+
+void srv_armed_refuse(srv_core *core, srv_region *region, const proto_attend_all *body,
+                      attnd_err err) {
+    srv_armed *a;
+    attnd_errinfo info;
+    if (body->num_layers > 0 && !make(core, region, body, &a, &info)) {
+        core->armed.info.draining++;
+        srv_region_tell(region, err, body->step);
+        await(core, a);
+    }
 }
 
 bool srv_armed_forget(srv_core *core, srv_region *region, uint64_t step) {

@@ -31,6 +31,7 @@ struct srv_armed {
     uint64_t step;   // handle
     uint32_t first_layer, num_layers, first_flag;
     uint32_t at; // layer that is waited for, or runs, counted from first_layer
+    bool taken;  // its flag has come, but a layer that it reads has not ended yet
     bool runs;
     const void *k, *v;         // of layers that append
     uint64_t event_us;         // when a flag came last, or the call began
@@ -58,6 +59,10 @@ void srv_armed_fini(srv_armed_set *set);
 // run.
 attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
                           const proto_attend_all *body, attnd_errinfo *info);
+
+// srv_armed_refuse has a call that was refused drain, if its pairs are there and free.
+void srv_armed_refuse(srv_core *core, srv_region *region, const proto_attend_all *body,
+                      attnd_err err);
 
 // srv_armed_poll looks at the flags of hot calls; true when one had come.
 bool srv_armed_poll(srv_core *core, uint64_t now_us);

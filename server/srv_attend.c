@@ -113,6 +113,11 @@ static attnd_err read_tensor(const srv_request *rq, const char *field, const pro
     return proto_read_tensor(rq->msg, field, t, &shape, fixed, out, &stride[0], &stride[1], info);
 }
 
+bool srv_attend_must_wait(const srv_step *step, uint32_t layer) {
+    uint32_t from = step->model->attn->layers[layer].kv_layer;
+    return from != layer && srv_layer_bit(step->attending, from);
+}
+
 bool srv_attend_appends(const srv_step *step, uint32_t layer) {
     return step->new_rows > 0 && step->model->attn->layers[layer].kv_layer == layer;
 }

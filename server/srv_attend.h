@@ -33,6 +33,9 @@ static inline uint32_t srv_attend_cut_us(uint64_t us) {
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
+// srv_attend_must_wait is true while a layer whose K and V this one reads is being attended.
+bool srv_attend_must_wait(const srv_step *step, uint32_t layer);
+
 // srv_attend_appends is true when a layer of the step gets new K and V of its own.
 bool srv_attend_appends(const srv_step *step, uint32_t layer);
 

@@ -28,10 +28,10 @@ const srv_conf_key srv_conf_keys[] = {
     {"server", "spin_us", SRV_CONF_COUNT, CONF(spin_us), "50", 0, 100000, NULL, true,
      "Microseconds that rings are polled after the last request or reply before the daemon sleeps; "
      "0: it never polls."},
-    {"server", "flag_spin_us", SRV_CONF_COUNT, CONF(flag_spin_us), "2000", 0, 100000, NULL, true,
+    {"server", "flag_spin_us", SRV_CONF_COUNT, CONF(flag_spin_us), "2000", 0, 100000, NULL, false,
      "Microseconds that the flags of a region are polled after the last one came, or an attend_all "
      "began; then they are looked at every 50 us, after 100 ms every millisecond; 0: so from the "
-     "first."},
+     "first.  A GPU's submit thread polls for so long after a launch of such a call."},
     {"server", "socket_mode", SRV_CONF_MODE, CONF(socket_mode), "0660", 0, 0777, NULL, false,
      "Permissions of the sockets that clients use."},
     {"server", "admin_mode", SRV_CONF_MODE, CONF(admin_mode), "0600", 0, 0777, NULL, false,

@@ -7,7 +7,9 @@
 //
 // Launches leave in the order in which they came.  While one is in flight the submit thread looks
 // for its end without sleeping for SPIN_US, then every NAP_US: a decode of some 10 us would wait
-// longer for an interrupt than it runs.
+// longer for an interrupt than it runs.  Behind a launch with signals it looks for the next one the
+// same way, since waking it takes as long as such a launch: a client's stream waits for every
+// layer.
 #include "server/srv_gpu.h"
 
 #include <pthread.h>
@@ -54,6 +56,7 @@ struct srv_gpu {
     uv_async_t async;
     uint32_t away; // launches
     bool started, stopped, told;
+    bool is_crowded; // since the start
     // both
     pthread_t thread;
     pthread_mutex_t lock; // guards all below
@@ -61,9 +64,11 @@ struct srv_gpu {
     queue jobs, ended;
     bool stopping, lost, spoilt;
     attnd_errinfo lost_info;
+    uint32_t num_jobs; // as jobs.num; to be looked at without the lock
     // submit thread
     flight flights[DEPTH];
-    uint32_t first, num; // of flights
+    uint32_t first, num;  // of flights
+    uint64_t signaled_us; // when a launch with signals ended last
 };
 
 static srv_gpu *of(srv_backend *b) {
@@ -136,16 +141,20 @@ static const kv_arena_ops arena_ops = {.kind = "device",
                                        .pin = pin,
                                        .unpin = unpin};
 
-static void relax(uint64_t since_us) {
-    if (attnd_clock_us() - since_us > SPIN_US) {
-        nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000L}, NULL);
-        return;
-    }
+static void pause_cpu(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+static void relax(uint64_t since_us) {
+    if (attnd_clock_us() - since_us > SPIN_US) {
+        nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000L}, NULL);
+    } else {
+        pause_cpu();
+    }
 }
 
 // submit gives the device one filling of a buffer.
@@ -267,7 +276,9 @@ static void finish(srv_gpu *g, flight *f) {
     if (!launch->err) {
         srv_stage_spread(&f->stage);
     }
-    launch->run_us = attnd_clock_us() - f->start_us;
+    uint64_t now_us = attnd_clock_us();
+    launch->run_us = now_us - f->start_us;
+    g->signaled_us = launch->num_signals ? now_us : g->signaled_us;
     g->first = (g->first + 1) % DEPTH;
     g->num--;
     pthread_mutex_lock(&g->lock);
@@ -297,15 +308,25 @@ static bool look(srv_gpu *g) {
     return ended;
 }
 
+// spin_for_job looks for a launch where one is likely to come soon.
+static void spin_for_job(const srv_gpu *g) {
+    while (!g->is_crowded && g->num == 0 && !__atomic_load_n(&g->num_jobs, __ATOMIC_RELAXED) &&
+           attnd_clock_us() - g->signaled_us < g->opts.spin_us) {
+        pause_cpu();
+    }
+}
+
 // take_job returns the next launch, NULL when there is none; sleeps for one while nothing is in
 // flight, until the thread is to stop.
 static sched_launch *take_job(srv_gpu *g) {
+    spin_for_job(g);
     pthread_mutex_lock(&g->lock);
     while (g->num == 0 && g->jobs.num == 0 && !g->stopping) {
         pthread_cond_wait(&g->wake, &g->lock);
     }
     // what is queued when the thread stops is the loop's to fail
     sched_launch *launch = g->stopping || g->num == DEPTH ? NULL : pop(&g->jobs);
+    __atomic_store_n(&g->num_jobs, g->jobs.num, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&g->lock);
     return launch;
 }
@@ -335,6 +356,7 @@ static void launch_one(void *ctx, sched_launch *launch) {
     g->away++;
     pthread_mutex_lock(&g->lock);
     push(&g->jobs, launch);
+    __atomic_store_n(&g->num_jobs, g->jobs.num, __ATOMIC_RELAXED);
     pthread_cond_signal(&g->wake);
     pthread_mutex_unlock(&g->lock);
 }
@@ -368,7 +390,7 @@ static bool gpu_poll(srv_backend *b) {
 
 static bool gpu_crowds(const srv_backend *b) {
     const srv_gpu *g = (const srv_gpu *)b;
-    return g->away > 0 && sysconf(_SC_NPROCESSORS_ONLN) <= CROWDED;
+    return g->away > 0 && g->is_crowded;
 }
 
 static attnd_err gpu_check_row(const srv_backend *b, const attn_shape *shape, const attn_row *row,
@@ -495,6 +517,7 @@ attnd_err srv_gpu_open(srv_gpu **out, const srv_gpu_opts *opts, kv_arena *arena,
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory for the device");
     }
     g->opts = *opts;
+    g->is_crowded = sysconf(_SC_NPROCESSORS_ONLN) <= CROWDED;
     g->ops = (srv_backend_ops){.set_sched = gpu_set_sched,
                                .check_shape = opts->device_ops->check_shape,
                                .check_row = gpu_check_row,

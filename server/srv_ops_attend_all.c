@@ -2,6 +2,7 @@
 //
 // The message is copied once and checked whole before anything is begun: layers, flags, and where
 // the tensors lie in the connection's region.  What the region holds is read by the device alone.
+// The client's stream may have raised flags of a call that is refused already, so that drains, too.
 #include <string.h>
 
 #include "server/srv_armed.h"
@@ -21,11 +22,7 @@ static attnd_err find_step(srv_core *core, const srv_request *rq, const proto_at
     return ATTND_OK;
 }
 
-static bool in_call(const proto_attend_all *body, uint32_t layer) {
-    return layer >= body->first_layer && layer - body->first_layer < body->num_layers;
-}
-
-// check_layers: a layer that reads another's K and V comes behind it.
+// check_layers: what a layer reads of others is looked at when its flag comes.
 static attnd_err check_layers(const srv_step *step, const proto_attend_all *body,
                               attnd_errinfo *info) {
     const attn_model *m = step->model->attn;
@@ -33,14 +30,6 @@ static attnd_err check_layers(const srv_step *step, const proto_attend_all *body
     if (body->num_layers == 0 || end > m->num_layers) {
         return attnd_fail(info, ATTND_EINVAL, "num_layers", "%u layers from %u on, of %u",
                           body->num_layers, body->first_layer, m->num_layers);
-    }
-    for (uint32_t i = body->first_layer; i < end; i++) {
-        uint32_t from = m->layers[i].kv_layer;
-        bool before = from <= i && in_call(body, from);
-        if (!before && !srv_layer_bit(step->attended, from)) {
-            return attnd_fail(info, ATTND_EINVAL, "first_layer",
-                              "layer %u reads layer %u, which must be attended first", i, from);
-        }
     }
     return ATTND_OK;
 }
@@ -160,44 +149,50 @@ static attnd_err make_reply(srv_request *rq, attnd_errinfo *info) {
     return err;
 }
 
-static attnd_err begin(srv_core *core, srv_request *rq, attnd_errinfo *info) {
-    srv_region *region = rq->conn->region;
-    proto_attend_all body;
+// check checks the message against the step and the region, and fills in rq->attend.
+static attnd_err check(srv_core *core, srv_request *rq, const srv_region *region,
+                       const proto_attend_all *body, attnd_errinfo *info) {
     srv_step *step = NULL;
     areas a;
     memset(&a, 0, sizeof(a));
-    if (!region) {
-        return attnd_fail(info, ATTND_ENOTSUP, "op", "the connection has no region");
-    }
-    attnd_err err = proto_read(rq->msg, &body, sizeof(body), true, info);
+    attnd_err err = proto_check_zero(
+        body->flags & ~(uint32_t)(PROTO_ATTEND_LSE | PROTO_ATTEND_PARTIAL), "flags", info);
     if (!err) {
-        err = proto_check_zero(body.flags & ~(uint32_t)(PROTO_ATTEND_LSE | PROTO_ATTEND_PARTIAL),
-                               "flags", info);
+        err = find_step(core, rq, body, &step, info);
     }
     if (!err) {
-        err = find_step(core, rq, &body, &step, info);
+        err = check_layers(step, body, info);
     }
     if (!err) {
-        err = check_layers(step, &body, info);
-    }
-    if (!err) {
-        err = read_areas(region, step, &body, &a, info);
+        err = read_areas(region, step, body, &a, info);
     }
     if (!err) {
         err = check_apart(&a, info);
     }
-    if (err) {
-        return err;
+    if (!err) {
+        fill_state(rq, step, region, body, &a);
+        err = make_reply(rq, info);
     }
-    fill_state(rq, step, region, &body, &a);
-    err = make_reply(rq, info);
-    return err ? err : srv_armed_start(core, rq, region, &body, info);
+    return err;
 }
 
 SRV_HANDLER(attend_all) {
     (void)kept;
+    srv_region *region = rq->conn->region;
+    proto_attend_all body;
     attnd_errinfo info;
-    attnd_err err = begin(core, rq, &info);
+    attnd_err err = region ? proto_read(rq->msg, &body, sizeof(body), true, &info)
+                           : attnd_fail(&info, ATTND_ENOTSUP, "op", "the connection has no region");
+    if (err) {
+        srv_reply_error(rq, err, &info);
+        return;
+    }
+    err = check(core, rq, region, &body, &info);
+    if (!err) {
+        err = srv_armed_start(core, rq, region, &body, &info);
+    } else {
+        srv_armed_refuse(core, region, &body, err);
+    }
     if (err) {
         rq->attend.step = NULL;
         srv_reply_error(rq, err, &info);

@@ -62,7 +62,7 @@ attnd_err service_ask(service_client *c, const char *path, const proto_attach *a
 static const proto_attach good = {.magic = PROTO_RING_MAGIC,
                                   .version = PROTO_VERSION,
                                   .flags = PROTO_ATTACH_REGION,
-                                  .entries = 16,
+                                  .entries = 128,
                                   .data_bytes = SERVICE_RING_BYTES};
 
 void service_open(service_client *c, const char *path, uint64_t bytes, uint32_t num_flags) {
@@ -102,7 +102,7 @@ void service_close(service_client *c) {
 
 // slot is where a message lies, and its reply; the first is ring_client_call's.
 static uint64_t slot(uint64_t id) {
-    return (1 + id % 31) * SLOT_BYTES;
+    return (1 + id % 127) * SLOT_BYTES;
 }
 
 uint64_t service_send(service_client *c, const void *body, size_t bytes) {

@@ -8,7 +8,7 @@
 #include "tests/e2e/play.h"
 #include "tests/e2e/ring_client.h"
 
-enum { SERVICE_RING_BYTES = 1 << 16, SERVICE_WAIT_MS = 20000 };
+enum { SERVICE_RING_BYTES = 1 << 18, SERVICE_WAIT_MS = 20000 };
 
 typedef struct service_client {
     ring_client ring;

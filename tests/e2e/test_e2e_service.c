@@ -12,7 +12,7 @@
 #include "tests/device/faulty_device.h"
 #include "tests/e2e/service_client.h"
 
-enum { MIB = 1 << 20, FLAGS = 64, PAIR = 7 };
+enum { MIB = 1 << 20, FLAGS = 256, PAIR = 7 };
 
 static e2e_daemon d;
 static e2e_client c;
@@ -263,6 +263,14 @@ START_TEST(calls_are_batched_across_sessions) {
 }
 END_TEST
 
+// ck_drains plays the rest of a stream whose call has failed: nobody computes any more.
+static void ck_drains(const proto_attend_all *all, uint32_t from) {
+    for (uint32_t i = from; i < all->num_layers; i++) {
+        service_raise(&s, all->first_flag + i);
+        ck_assert_msg(service_lower(&s, all->first_flag + i, 1000), "layer %u hangs", i);
+    }
+}
+
 // ---- refusals
 
 START_TEST(a_bad_request_for_a_region_says_why) {
@@ -355,6 +363,7 @@ START_TEST(a_bad_call_is_refused_whole) {
     play_step step = open_step(&m, &seq, 3, 0);
     const proto_attend_all all = service_layout(&step, 0, PAIR);
     const uint64_t q_bytes = 3 * 4 * 32 * 4, whole_region = s.given.bytes;
+    uint32_t drained = 0;
     const fault faults[] = {
         {FIELD(step), step.handle + 1, ATTND_ESTALE},
         {FIELD(step), 0, ATTND_ESTALE},
@@ -396,6 +405,13 @@ START_TEST(a_bad_call_is_refused_whole) {
         service_send(&s, &body, sizeof(body));
         attnd_err err = service_recv(&s, NULL);
         ck_assert_msg(err == faults[i].err, "fault %zu: %s", i, attnd_errname(err));
+        bool pairs = body.num_layers && (uint64_t)body.first_flag + body.num_layers <= FLAGS;
+        ck_assert_double_eq(e2e_stat(&c, "service.draining"), pairs);
+        drained += pairs;
+        ck_assert_uint_eq(__atomic_load_n(&s.head->error_epoch, __ATOMIC_ACQUIRE), drained);
+        if (pairs) {
+            ck_drains(&body, 0);
+        }
     }
     for (size_t bytes = 0; bytes < sizeof(all) + 16; bytes += 4) {
         uint8_t body[sizeof(all) + 16] = {0};
@@ -411,7 +427,6 @@ START_TEST(a_bad_call_is_refused_whole) {
     ATTND_CK_ERR(e2e_call_raw(&c, b.data, b.bytes, NULL), ATTND_ENOTSUP);
     e2e_buf_fini(&b);
     ck_assert_double_eq(e2e_stat(&c, "service.calls"), 0);
-    ck_assert_uint_eq(s.head->error_epoch, 0);
     service_send(&s, &all, sizeof(all)); // the good one still is
     service_layers(&s, &step, &all, 0, 2);
     ck_reply(&step);
@@ -422,12 +437,15 @@ START_TEST(a_bad_call_is_refused_whole) {
 END_TEST
 
 START_TEST(a_pair_belongs_to_one_call_and_calls_are_bounded) {
-    begin();
+    enum { NUM = PROTO_REGION_MAX_CALLS + 1, SPACE = 4096 };
+    static const char *const flags[] = {"--set", "limits.in_flight=100", NULL};
+    static play_seq seqs[NUM];
+    static play_step steps[NUM];
+    begin_with(flags);
+    service_join(&s, path, hello, MIB, FLAGS);
     play_model m = play_tiny();
-    play_seq seqs[PROTO_REGION_MAX_CALLS + 1];
-    play_step steps[PROTO_REGION_MAX_CALLS + 1];
     play_open(&c, &m);
-    for (uint32_t i = 0; i <= PROTO_REGION_MAX_CALLS; i++) {
+    for (uint32_t i = 0; i < NUM; i++) {
         play_create(&c, &m, &seqs[i]);
         steps[i] = open_step(&m, &seqs[i], 1, 0);
     }
@@ -435,40 +453,97 @@ START_TEST(a_pair_belongs_to_one_call_and_calls_are_bounded) {
     service_send(&s, &all, sizeof(all));
     e2e_await_stat(&c, "service.waiting", 1, 5000);
     for (uint32_t flag = 9; flag <= 11; flag++) {
-        other = service_layout(&steps[1], 65536, flag);
+        other = service_layout(&steps[1], SPACE, flag);
         service_send(&s, &other, sizeof(other));
         ATTND_CK_ERR(service_recv(&s, NULL), ATTND_EBUSY);
     }
-    for (uint32_t i = 1; i <= PROTO_REGION_MAX_CALLS; i++) {
-        other = service_layout(&steps[i], 65536 * i, 10 + 2 * i);
+    for (uint32_t i = 1; i < NUM; i++) {
+        other = service_layout(&steps[i], SPACE * i, 10 + 2 * i);
         service_send(&s, &other, sizeof(other));
     }
     ATTND_CK_ERR(service_recv(&s, NULL), ATTND_EBUSY); // the last one
     e2e_await_stat(&c, "service.waiting", PROTO_REGION_MAX_CALLS, 5000);
     for (uint32_t i = 0; i < PROTO_REGION_MAX_CALLS; i++) {
-        other = service_layout(&steps[i], 65536 * i, 10 + 2 * i);
+        other = service_layout(&steps[i], SPACE * i, 10 + 2 * i);
         service_layers(&s, &steps[i], &other, 0, 2);
         ck_reply(&steps[i]);
         ATTND_CK_OK(play_commit(&c, &steps[i], NULL, NULL));
     }
-    proto_cancel cancel = {.step = steps[PROTO_REGION_MAX_CALLS].handle};
+    proto_cancel cancel = {.step = steps[NUM - 1].handle};
     ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL));
-    for (uint32_t i = 0; i <= PROTO_REGION_MAX_CALLS; i++) {
+    for (uint32_t i = 0; i < NUM; i++) {
         play_free(&c, &seqs[i]);
     }
     end();
 }
 END_TEST
 
-// ---- errors
-
-// ck_drains plays the rest of a stream whose call has failed: nobody computes any more.
-static void ck_drains(const proto_attend_all *all, uint32_t from) {
-    for (uint32_t i = from; i < all->num_layers; i++) {
-        service_raise(&s, all->first_flag + i);
-        ck_assert_msg(service_lower(&s, all->first_flag + i, 1000), "layer %u hangs", i);
-    }
+START_TEST(a_stream_whose_call_is_refused_ends) {
+    begin();
+    play_model m = play_tiny();
+    play_seq seq;
+    play_open(&c, &m);
+    play_create(&c, &m, &seq);
+    play_step step = open_step(&m, &seq, 1, 0);
+    proto_attend_all all = service_layout(&step, 0, PAIR);
+    service_raise(&s, PAIR); // the stream is ahead of the host
+    all.step++;
+    service_send(&s, &all, sizeof(all));
+    ATTND_CK_ERR(service_recv(&s, NULL), ATTND_ESTALE);
+    ck_assert(service_lower(&s, PAIR, 1000));
+    ck_drains(&all, 1);
+    all.step--;
+    service_send(&s, &all, sizeof(all));
+    service_layers(&s, &step, &all, 0, 2);
+    ck_reply(&step);
+    ATTND_CK_OK(play_commit(&c, &step, NULL, NULL));
+    play_free(&c, &seq);
+    end();
 }
+END_TEST
+
+// A call for each layer, all sent at once; the last layer reads the cache of the first.
+START_TEST(a_layer_waits_for_the_one_whose_cache_it_reads) {
+    begin();
+    play_model m = play_tiny();
+    m.name = "shared";
+    m.layers = 3;
+    m.layer[2] = m.layer[0];
+    m.layer[2].kv_layer = 0;
+    play_seq seq;
+    play_open(&c, &m);
+    play_create(&c, &m, &seq);
+    for (int round = 0; round < 10; round++) {
+        play_step step = open_step(&m, &seq, 1, 0);
+        proto_attend_all all = service_layout(&step, 0, PAIR), one = all;
+        one.num_layers = 1;
+        for (uint32_t i = 0; i < 3; i++) {
+            one.first_layer = i;
+            one.first_flag = PAIR + i;
+            service_send(&s, &one, sizeof(one));
+        }
+        service_layers(&s, &step, &all, 0, 3);
+        for (uint32_t i = 0; i < 3; i++) {
+            ck_reply(&step);
+        }
+        ATTND_CK_OK(play_commit(&c, &step, NULL, NULL));
+    }
+    play_step step = open_step(&m, &seq, 1, 0); // and is refused when that never comes
+    proto_attend_all last = service_layout(&step, 0, PAIR);
+    last.first_layer = 2;
+    last.num_layers = 1;
+    service_send(&s, &last, sizeof(last));
+    service_raise(&s, PAIR);
+    ck_error(ATTND_EINVAL, 2);
+    ck_assert(service_lower(&s, PAIR, 1000));
+    proto_cancel cancel = {.step = step.handle};
+    ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL));
+    play_free(&c, &seq);
+    end();
+}
+END_TEST
+
+// ---- errors
 
 typedef enum ending { DEADLINE, CANCEL_STEP, CANCEL_REQUEST, NUM_ENDINGS } ending;
 
@@ -735,6 +810,8 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_region_is_all_zero_whoever_had_its_memory);
     tcase_add_test(tc, a_bad_call_is_refused_whole);
     tcase_add_test(tc, a_pair_belongs_to_one_call_and_calls_are_bounded);
+    tcase_add_test(tc, a_stream_whose_call_is_refused_ends);
+    tcase_add_test(tc, a_layer_waits_for_the_one_whose_cache_it_reads);
     tcase_add_loop_test(tc, what_ends_a_step_ends_its_call_and_the_stream_drains, 0, NUM_ENDINGS);
     tcase_add_test(tc, a_second_cancel_ends_the_drain);
     tcase_add_test(tc, a_launch_that_fails_fails_its_call_alone);
