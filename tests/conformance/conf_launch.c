@@ -64,18 +64,18 @@ static float *take_floats(conf_launch *l, int32_t num, uint64_t *state, double m
     return x;
 }
 
-// take_tensor fills [tokens, heads, dim] with normal values; heads and tokens lie PAD apart.
-static void *take_tensor(conf_launch *l, int32_t tokens, int32_t heads, int32_t dim,
+// take_tensor fills [tokens, heads, dim] with normal values; heads and tokens lie pad apart.
+static void *take_tensor(conf_launch *l, int32_t tokens, int32_t heads, int32_t dim, int32_t pad,
                          uint64_t *state) {
     attnd_dtype dtype = l->spec.q_dtype;
-    int64_t stride = (int64_t)heads * (dim + PAD) + PAD;
-    int64_t num = tokens * stride - 2ll * PAD;
+    int64_t stride = (int64_t)heads * (dim + pad) + pad;
+    int64_t num = tokens * stride - 2ll * pad;
     void *x = take(l, (size_t)num * attnd_dtype_bytes(dtype));
     memset(x, 0xff, (size_t)num * attnd_dtype_bytes(dtype));
     for (int32_t t = 0; t < tokens; t++) {
         for (int32_t h = 0; h < heads; h++) {
             for (int32_t d = 0; d < dim; d++) {
-                uint64_t i = (uint64_t)(t * stride + h * (dim + PAD) + d);
+                uint64_t i = (uint64_t)(t * stride + h * (dim + pad) + d);
                 attnd_store(x, dtype, i, conf_normal(state));
             }
         }
@@ -187,7 +187,7 @@ static uint64_t *take_tree(conf_launch *l, int32_t q_len, uint64_t *state) {
 }
 
 static void set_block_mask(conf_launch *l, attn_row *row, attn_block_mask *mask, uint64_t *state) {
-    mask->q_block = 1 + conf_below(state, 20);
+    mask->q_block = l->spec.q_block > 0 ? l->spec.q_block : 1 + conf_below(state, 20);
     int32_t num_q = row->q_len == 0 ? 0 : (row->q_len - 1) / mask->q_block + 1;
     int32_t num_kv = blocks_of(&l->spec, &(conf_row){.kv_len = row->kv_len});
     uint32_t *start = take(l, ((size_t)num_q + 1) * sizeof(*start));
@@ -263,12 +263,13 @@ static void set_row(conf_launch *l, uint32_t i, const uint32_t *blocks) {
     set_mask(l, row, &l->masks[i], &state);
     fill_cache(l, row, &state);
     if (row->q_len > 0) {
-        row->stride_q_head = spec->head_dim + PAD;
-        row->stride_q_token = spec->q_heads * row->stride_q_head + PAD;
-        row->q = take_tensor(l, row->q_len, spec->q_heads, spec->head_dim, &state);
-        row->stride_out_head = spec->v_head_dim + PAD;
-        row->stride_out_token = spec->q_heads * row->stride_out_head + PAD;
-        l->out_bytes[i] = (size_t)(row->q_len * row->stride_out_token - 2ll * PAD) *
+        const int32_t pad = spec->is_dense ? 0 : PAD;
+        row->stride_q_head = spec->head_dim + pad;
+        row->stride_q_token = spec->q_heads * row->stride_q_head + pad;
+        row->q = take_tensor(l, row->q_len, spec->q_heads, spec->head_dim, pad, &state);
+        row->stride_out_head = spec->v_head_dim + pad;
+        row->stride_out_token = spec->q_heads * row->stride_out_head + pad;
+        l->out_bytes[i] = (size_t)(row->q_len * row->stride_out_token - 2ll * pad) *
                           attnd_dtype_bytes(spec->q_dtype);
         row->out = take(l, l->out_bytes[i]);
         row->stride_lse_head = row->q_len + PAD;
@@ -278,10 +279,10 @@ static void set_row(conf_launch *l, uint32_t i, const uint32_t *blocks) {
     if (row->new_len > 0) {
         row->stride_k_new_head = spec->head_dim + PAD;
         row->stride_k_new_token = spec->kv_heads * row->stride_k_new_head + PAD;
-        row->k_new = take_tensor(l, row->new_len, spec->kv_heads, spec->head_dim, &state);
+        row->k_new = take_tensor(l, row->new_len, spec->kv_heads, spec->head_dim, PAD, &state);
         row->stride_v_new_head = spec->v_head_dim + PAD;
         row->stride_v_new_token = spec->kv_heads * row->stride_v_new_head + PAD;
-        row->v_new = take_tensor(l, row->new_len, spec->kv_heads, spec->v_head_dim, &state);
+        row->v_new = take_tensor(l, row->new_len, spec->kv_heads, spec->v_head_dim, PAD, &state);
     }
     if (spec->features & CONF_POSITIONS) {
         row->q_positions = take_positions(l, row->q_len, row->kv_len, &state);
@@ -417,10 +418,11 @@ const char *conf_text(const conf_spec *spec) {
     static char text[1024];
     int at = snprintf(
         text, sizeof(text),
-        "seed %llu: q %s kv %s, heads %d/%d, head_dim %d/%d, block %d, features 0x%x, logit %g",
+        "seed %llu: q %s kv %s, heads %d/%d, head_dim %d/%d, block %d, features 0x%x%s, logit %g",
         (unsigned long long)spec->seed, attnd_dtype_name(spec->q_dtype),
         attnd_dtype_name(spec->kv_dtype), spec->q_heads, spec->kv_heads, spec->head_dim,
-        spec->v_head_dim, spec->block_tokens, spec->features, spec->logit);
+        spec->v_head_dim, spec->block_tokens, spec->features, spec->is_dense ? " dense" : "",
+        spec->logit);
     for (uint32_t i = 0; i < spec->num_rows && i < 6; i++) {
         const conf_row *r = &spec->rows[i];
         at += snprintf(text + at, sizeof(text) - (size_t)at, " | kv %d q %d new %d rows %d+%d",

@@ -24,6 +24,10 @@ conf_spec conf_base(attnd_dtype dtype, int32_t head_dim, uint64_t seed);
 attnd_dtype conf_dtype_of(uint64_t i);
 int32_t conf_head_dim_of(uint64_t i);
 
+// conf_chunked returns a launch of one row of 400 query tokens of 4 heads, to be cut into chunks.
+enum { CONF_CHUNKED = 20 };
+conf_spec conf_chunked(int i);
+
 // conf_add_many adds the launches with rows of many query tokens.
 void conf_add_many(bool is_short);
 

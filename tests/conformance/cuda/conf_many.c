@@ -15,9 +15,10 @@ static conf_spec many(attnd_dtype dtype, int32_t head_dim, uint64_t seed) {
 
 static void add_many_types(bool is_short) {
     static const int32_t blocks[] = {16, 32, 48, 64, 128, 256};
-    for (uint64_t i = 0; i < (is_short ? 4 : 24); i++) {
+    for (uint64_t i = 0; i < (is_short ? 8 : 48); i++) {
         conf_spec s = many(conf_dtype_of(i), conf_head_dim_of(i), 1100 + i);
-        s.block_tokens = blocks[i / 4];
+        s.block_tokens = blocks[i / 8];
+        s.is_dense = i / 4 % 2;
         conf_add("many_query_tokens_match_the_reference", CONF_MODE_AUTO | CONF_MODE_DETERMINISTIC,
                  &s);
     }
@@ -34,6 +35,7 @@ static void add_many_features(void) {
             s.features = feature | (j % 2 && feature != CONF_TREE ? CONF_CAUSAL : 0);
             s.block_tokens = j < 2 ? 32 : 64;
             s.q_heads = j < 2 ? 4 : 6;
+            s.is_dense = j < 2;
             conf_add("each_feature_with_many_query_tokens_matches_the_reference", CONF_MODE_AUTO,
                      &s);
         }
@@ -41,9 +43,12 @@ static void add_many_features(void) {
 }
 
 static void add_many_ratios(void) {
-    static const int32_t ratios[] = {1, 3, 4, 5, 6, 7, 8, 12, 16, 17, 64, 100, 128, 200};
+    static const int32_t ratios[] = {1,  3,  4,   5,   6,   7,  8,  12, 16,
+                                     17, 64, 100, 128, 200, // with gaps
+                                     1,  2,  3,   4,   8,   16, 32, 64, 128};
     for (uint64_t i = 0; i < sizeof(ratios) / sizeof(*ratios); i++) {
         conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1300 + i);
+        s.is_dense = i >= 14;
         s.kv_heads = ratios[i] > 16 ? 1 : 3;
         s.q_heads = s.kv_heads * ratios[i];
         s.block_tokens = i % 3 ? 64 : 16;
@@ -55,13 +60,22 @@ static void add_many_ratios(void) {
     }
 }
 
-// Lengths and windows whose edges lie at, before and behind those of steps and tiles.
+// Lengths, windows, query blocks and trees whose edges lie at, before and behind those of steps
+// (128 keys) and tiles (64 query rows of a warpgroup, two or three of them together).
 static void add_many_edges(void) {
-    for (uint64_t i = 0; i < 8; i++) {
+    for (uint64_t i = 0; i < 28; i++) {
         conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1400 + i);
-        static const uint32_t features[] = {CONF_CAUSAL, 0, CONF_CAUSAL | CONF_WINDOW_LEFT,
-                                            CONF_WINDOW_LEFT | CONF_WINDOW_RIGHT};
-        s.features = features[i / 2];
+        static const uint32_t features[] = {CONF_CAUSAL,
+                                            0,
+                                            CONF_CAUSAL | CONF_WINDOW_LEFT,
+                                            CONF_WINDOW_LEFT | CONF_WINDOW_RIGHT,
+                                            CONF_BLOCK_MASK,
+                                            CONF_BLOCK_MASK | CONF_CAUSAL,
+                                            CONF_TREE};
+        static const int32_t q_blocks[] = {64, 63, 128, 129, 192, 191, 65, 127};
+        s.features = features[i / 2 % 7];
+        s.q_block = q_blocks[i % 8];
+        s.is_dense = i >= 14;
         s.block_tokens = i % 2 ? 64 : 16;
         s.q_heads = s.kv_heads = 1;
         s.num_rows = 0;
@@ -88,6 +102,7 @@ static void add_many_random(int num, uint64_t seed) {
         s.features = (uint32_t)conf_random(&state) & (uint32_t)conf_random(&state) &
                      (CONF_ALL_FEATURES & ~(uint32_t)CONF_TOKEN_MAJOR);
         s.logit = logits[conf_below(&state, 6)];
+        s.is_dense = conf_below(&state, 3) > 0;
         s.num_rows = (uint32_t)(1 + conf_below(&state, 8));
         for (uint32_t r = 0; r < s.num_rows; r++) {
             int32_t kv = conf_below(&state, conf_below(&state, 3) ? 200 : 900);
@@ -100,6 +115,20 @@ static void add_many_random(int num, uint64_t seed) {
         conf_add("random_launches_of_many_query_tokens_match_the_reference",
                  CONF_MODE_AUTO | CONF_MODE_DETERMINISTIC, &s);
     }
+}
+
+conf_spec conf_chunked(int i) {
+    static const uint32_t features[] = {
+        CONF_CAUSAL | CONF_ROPE | CONF_SINKS, CONF_TREE, CONF_CAUSAL | CONF_BLOCK_MASK,
+        CONF_CAUSAL | CONF_WINDOW_LEFT, CONF_SOFTCAP | CONF_ALIBI | CONF_WINDOW_RIGHT};
+    conf_spec s = conf_base(ATTND_BF16, i % 2 ? 128 : 64, 820);
+    s.features = features[i / 4];
+    s.is_dense = i / 2 % 2 == 0;
+    s.q_block = 100;
+    s.logit = 4;
+    s.num_rows = 1;
+    s.rows[0] = (conf_row){900, 400, 0, 0, 400};
+    return s;
 }
 
 void conf_add_many(bool is_short) {

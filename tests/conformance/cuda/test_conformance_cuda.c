@@ -436,21 +436,17 @@ static void chunks_of_a_prefill_have_the_bits_of_the_whole(void) {
     static const char fact[] = "chunks_of_a_prefill_have_the_bits_of_the_whole";
     static outputs whole, chunk;
     printf("%s: %s\n", kernel_name, fact);
-    for (int32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
-        conf_spec s = conf_base(ATTND_BF16, head_dim, 820);
-        s.features |= CONF_ROPE | CONF_SINKS;
-        s.logit = 4;
-        s.num_rows = 1;
-        s.rows[0] = (conf_row){900, 400, 0, 0, 400};
+    for (int i = 0; i < CONF_CHUNKED; i++) {
+        conf_spec s = conf_chunked(i);
+        const int32_t dim = s.head_dim, pad = s.is_dense ? 0 : 8; // see take_tensor
         run_alone(fact, &s, 0, &whole);
         for (int32_t first = 0; first < 400; first += 150) {
             int32_t count = first + 150 > 400 ? 400 - first : 150;
             s.rows[0] = (conf_row){900, 400, 0, first, count};
             run_alone(fact, &s, 0, &chunk);
-            size_t token = (size_t)(4 * (head_dim + 8) + 8) * 2; // bytes: see take_tensor
-            size_t bytes = (size_t)(count - 1) * token + (size_t)(4 * (head_dim + 8) - 8) * 2;
-            if (memcmp(whole.bytes + (size_t)first * token, chunk.bytes + (size_t)first * token,
-                       bytes) != 0) {
+            size_t token = (size_t)(4 * (dim + pad) + pad) * 2, begin = (size_t)first * token;
+            size_t bytes = (size_t)count * token - (size_t)pad * 4;
+            if (memcmp(whole.bytes + begin, chunk.bytes + begin, bytes) != 0) {
                 fail(fact, &s, "chunk", "other bits than the whole");
             }
         }
