@@ -96,8 +96,7 @@ struct attn_cuda_plan {
     attn_cuda_kernel_fn fn;
     const prefill_instance *prefill; // NULL = all rows are decoded
     prefill_kernel_fn prefill_fn;
-    prefill_map map;
-    uint64_t map_base;
+    prefill_map map, rows; // of keys and values; of queries and outputs
     uint32_t max_records;
     attn_cuda_limits limits;
     uint32_t kernels;    // that the plan needs
@@ -208,7 +207,7 @@ static int32_t exact_log2(int32_t x) {
     return (x & (x - 1)) == 0 ? __builtin_ctz((uint32_t)x) : -1;
 }
 
-// set_prefill finds the prefill kernel of a plan's shape and makes its map.
+// set_prefill finds the prefill kernel of a plan's shape and makes its maps.
 static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_errinfo *info) {
     const attn_cuda *cuda = plan->cuda;
     attnd_err err = ATTND_OK;
@@ -228,8 +227,14 @@ static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_e
     ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->prefill_fn.function,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)plan->prefill_fn.shared_bytes));
-    return prefill_map_make(&plan->map, &plan->map_base, plan->shape.head_dim,
-                            run_tokens_log2(&plan->shape, 7), info);
+    int32_t group = plan->shape.q_heads / plan->shape.kv_heads;
+    if (ATTN_PREFILL_ROWS % group == 0) { // else nothing is moved by it
+        err = prefill_map_rows(&plan->rows, plan->shape.head_dim, plan->shape.q_heads, group,
+                               ATTN_PREFILL_ROWS / group, info);
+    }
+    return err == ATTND_OK ? prefill_map_keys(&plan->map, plan->shape.head_dim,
+                                              run_tokens_log2(&plan->shape, 7), info)
+                           : err;
 fail:
     return err;
 }
@@ -435,7 +440,7 @@ static attnd_err launch_prefill(attn_cuda_plan *plan, void *stream, attnd_errinf
     const attn_shape *s = &plan->shape;
     const prefill_kernel_fn *fn = &plan->prefill_fn;
     prefill_args args = {.map = plan->map,
-                         .map_base = plan->map_base,
+                         .rows = plan->rows,
                          .plan = &plan->device->prefill,
                          .counters = plan->cuda->counters,
                          .angles = plan->cuda->angles,

@@ -108,6 +108,13 @@ static void set_tensors(const attn_params *p, const attn_row *row, attn_prefill_
     r->v_new_head_bytes = row->stride_v_new_head * 2;
 }
 
+// is_dense says whether queries or outputs of those strides, in elements, can be moved by the map.
+static bool is_dense(const attn_params *p, int64_t stride_token, int64_t stride_head) {
+    return ATTN_PREFILL_ROWS % (p->shape.q_heads / p->shape.kv_heads) == 0 &&
+           stride_head == p->shape.head_dim &&
+           stride_token == (int64_t)p->shape.q_heads * p->shape.head_dim;
+}
+
 static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_record *r) {
     double scale = row->scale != 0 ? (double)row->scale : 1 / sqrt((double)p->shape.head_dim);
     int64_t at = (int64_t)row->kv_len - row->q_len; // the diagonal of token 0
@@ -118,6 +125,9 @@ static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_r
     r->seen_end = clamped(end);
     r->flags = row->flags | (scale < 0 ? ATTN_PREFILL_NEGATIVE : 0) |
                (row->rope && row->rope->interleaved ? ATTN_PREFILL_INTERLEAVED : 0);
+    r->flags |= is_dense(p, row->stride_q_token, row->stride_q_head) ? ATTN_PREFILL_DENSE_Q : 0;
+    r->flags |=
+        is_dense(p, row->stride_out_token, row->stride_out_head) ? ATTN_PREFILL_DENSE_OUT : 0;
     r->scale_log2 = (float)(fabs(scale) * LOG2_E);
     r->cap_log2 = (float)((double)row->softcap * LOG2_E);
     r->cap_scale = row->softcap > 0 ? r->scale_log2 / r->cap_log2 : 0;
@@ -156,6 +166,8 @@ static uint64_t set_tiles(const attn_params *p, const attn_row *row, int32_t til
         r->num_tiles = r->block_tiles * ceil_div(r->q_end - r->block_first, r->q_block);
     }
     r->section_heads = section_heads(&p->shape, row->kv_len);
+    r->section_lacks =
+        ceil_div(p->shape.kv_heads, r->section_heads) * r->section_heads - p->shape.kv_heads;
     return (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads);
 }
 

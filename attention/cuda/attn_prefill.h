@@ -1,12 +1,13 @@
 // attn_prefill is the plan of the prefill kernel: what the host writes and the device reads.
 //
-// A *record* is one row of the launch.  Its query rows are cut into *tiles* of up to
-// ATTN_PREFILL_ROWS rows: some tokens by the heads of a KV head's group.  A *task* is a tile of a
-// KV head; the tasks of a launch are numbered, and CTAs take one after another:
+// A *record* is one row of the launch.  Its query rows are cut into *tiles* of up to tile_rows rows
+// (a multiple of ATTN_PREFILL_ROWS): some tokens by the heads of a KV head's group.  A *task* is a
+// tile of a KV head; the tasks of a launch are numbered, and CTAs take one after another:
 //     records   the one whose longest tile sees most keys first
 //     in one    a section of KV heads after another, so many heads that the L2 holds their keys
-//               and values; in a section the last tokens first (of causal rows they see most),
-//               each for all heads, so that keys are read by several CTAs at a time
+//               and values, a smaller one first, since few long tasks at the end would leave CTAs
+//               idle; in a section the last tokens first (of causal rows they see most), each for
+//               all heads, so that keys are read by several CTAs at a time
 // Nothing is listed a task: a CTA finds the record by task_end and the rest by division.
 //
 // *Units* are what the prepare kernel does before, in the same launch: a new token to be rotated
@@ -32,6 +33,7 @@ extern "C" {
 
 enum {
     ATTN_PREFILL_KEYS = 128, // keys a step; steps begin at multiples of it
+    ATTN_PREFILL_ROWS = 64,  // query rows of a consumer warpgroup, some of which share a tile
     // The choice between the kernels, measured (README.md has the table): a row of more than 8
     // tokens is prefilled when it has few keys, or when the launch has that many records of 64
     // query rows, KV head by KV head, so that decode, which reads the keys for each of them, takes
@@ -45,6 +47,10 @@ enum {
 enum {
     ATTN_PREFILL_NEGATIVE = 1u << 8,    // the scale is negative: queries change their sign
     ATTN_PREFILL_INTERLEAVED = 1u << 9, // RoPE pairs
+    // Queries, or outputs, lie without gaps [tokens, q_heads, head_dim], and 64 query rows are
+    // whole tokens: one box of the map moves them.
+    ATTN_PREFILL_DENSE_Q = 1u << 10,
+    ATTN_PREFILL_DENSE_OUT = 1u << 11,
 };
 
 // attn_prefill_record is what the device knows of a row.  Pointers point at token 0.
@@ -81,7 +87,8 @@ typedef struct attn_prefill_record {
     float attention_factor;
     float scale_log2;          // |scale| * log2(e)
     float cap_log2, cap_scale; // softcap * log2(e), |scale| / softcap; 0 = off
-    int32_t section_heads;     // KV heads of a section; the last one may have fewer
+    int32_t section_heads;     // KV heads of a section
+    int32_t section_lacks;     // so many fewer has the first one
 } attn_prefill_record;
 
 // attn_prefill_tile is the query rows of a task: row r is token token_first + r / tile_heads, head
@@ -132,14 +139,14 @@ static inline uint64_t attn_prefill_bytes(uint32_t num_records) {
 
 // attn_prefill_tile_of returns the tile of task `number` of a record.  The device's code too.
 ATTN_PREFILL_BOTH attn_prefill_tile attn_prefill_tile_of(const attn_prefill_record *r,
-                                                         int32_t number, int32_t kv_heads,
-                                                         int32_t group) {
+                                                         int32_t number, int32_t group) {
     attn_prefill_tile t;
-    int32_t section_tasks = r->num_tiles * r->head_parts * r->section_heads;
-    int32_t section_first = number / section_tasks * r->section_heads;
-    int32_t section_heads =
-        kv_heads - section_first < r->section_heads ? kv_heads - section_first : r->section_heads;
-    number %= section_tasks;
+    int32_t head_tasks = r->num_tiles * r->head_parts;
+    int32_t section = (int32_t)(((uint32_t)number + (uint32_t)(head_tasks * r->section_lacks)) /
+                                (uint32_t)(head_tasks * r->section_heads));
+    int32_t section_first = section > 0 ? section * r->section_heads - r->section_lacks : 0;
+    int32_t section_heads = r->section_heads - (section > 0 ? 0 : r->section_lacks);
+    number -= section_first * head_tasks;
     t.kv_head = section_first + number % section_heads;
     number /= section_heads;
     t.head_first = number % r->head_parts * r->tile_heads;

@@ -20,18 +20,23 @@ typedef struct prefill_kernel_fn {
     int32_t prepare_threads;
 } prefill_kernel_fn;
 
-// prefill_map is a CUtensorMap over all of the address space: element (x, y, z, w) lies at
-//     base + 2 x + row_bytes y + 16 z + 2^32 w,   x < head_dim, y < 2^run_log2
-// so that a box can begin at any multiple of 16 bytes, whatever pool, layer and block it is of.
+// prefill_map is a CUtensorMap over all of the address space.  Its last two dimensions make the
+// address, so that a box can begin at any multiple of 16 bytes: whatever pool, layer and block it
+// is of, whatever launch's queries.
+//     keys, values      (x, y, z, w) lies at base + 2 x + row_bytes y + 16 z + 2^32 w,
+//                       x < head_dim, y < 2^run_log2 tokens of a block
+//     queries, outputs  (x, h, y, z, w) lies at base + 2 x + row_bytes h + token_bytes y + 16 z +
+//                       2^32 w, h < q_heads / kv_heads, y < tokens of 64 query rows
 typedef struct prefill_map {
     ATTN_CUDA_ALIGNED(64) uint64_t words[16];
+    uint64_t base;
 } prefill_map;
 
 // prefill_args is the argument of both kernels.  A captured graph keeps it, so nothing of a launch
 // is in it.
 typedef struct prefill_args {
     prefill_map map;
-    uint64_t map_base;
+    prefill_map rows; // of queries and outputs that lie densely (ATTN_PREFILL_DENSE_Q)
     struct attn_prefill_head *plan;
     uint32_t *counters; // tasks taken, CTAs that are done; both 0 between launches
     float *angles;      // (cosine, sine) of pairs, see attn_prefill_record

@@ -52,6 +52,7 @@ struct prefill_consumer {
         bool is_bent, is_listed;
         int2 full;        // keys that all query rows of this consumer see
         int32_t last_key; // of the last step, without a block mask
+        int32_t plain;    // steps of `full` from this key on are plain
         uint64_t q;
         float c; // makes logits of base 2 of scores
     };
@@ -69,6 +70,7 @@ struct prefill_consumer {
         at.full = make_int2(r.seen_first + t.token_first + high,
                             min(r.seen_end + t.token_first + low, r.kv_len));
         at.last_key = task.keys.first & ~(Traits::kKeys - 1);
+        at.plain = at.is_bent || at.is_listed ? INT32_MAX : max(at.last_key, at.full.x);
         at.q = ptx::wgmma_tile(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes, 0);
         at.c = r.scale_log2;
         return at;
@@ -117,6 +119,7 @@ struct prefill_consumer {
         const float2 by =
             rows::quotients(s.records[at.place], s.tasks[at.place].tile, args.group, row(), m, l);
         x.leave(s.q[at.place], row() & ~15, by);
+        ptx::fence_async_shared();
         prefill_release(s.out_full[at.place], (uint32_t)consumer);
     }
 
@@ -190,11 +193,10 @@ struct prefill_consumer {
         rows::pack(p, scores);
     }
 
-    // next_plain is next for a step of which every row sees all.  Its weights go to `to` while
-    // those of the step before, `from`, are still being read.
-    __device__ __forceinline__ void next_plain(rows &x, weights &to, const weights &from,
-                                               const entered &at) {
-        float scores[rows::kScores];
+    // next_plain is next for a step of which every row sees all.  Where registers allow, the
+    // weights are taken by the maxima as they are, so that neither waits for the other, and once
+    // more in the rare case that one is to be raised.
+    __device__ __forceinline__ void next_plain(rows &x, weights &p, const entered &at) {
         const prefill_ring before = ring;
         ring.advance(Traits::kStages);
         const bool has_k = ring.is_full(s.k_full), has_v = before.is_full(s.v_full);
@@ -204,34 +206,47 @@ struct prefill_consumer {
         if (!has_v) {
             before.wait_full(s.v_full);
         }
-        begin_products(x, scores, from, at.q, before);
-        float2 shrink;
-        const bool rises = x.raise_if(scores, at.c, &shrink);
-        x.weigh(scores, at.c);
-        rows::pack(to, scores);
-        end_products(x, from, before);
+        float scores[rows::kScores];
+        begin_products(x, scores, p, at.q, before);
+        float2 shrink = make_float2(1, 1);
+        bool rises;
+        if constexpr (Traits::kWeighsEarly) {
+            weights next; // p is still being read
+            float2 sums;
+            const float2 top = x.weigh_early(next, scores, at.c, &sums);
+            rises = x.is_below(top);
+            if (rises) {
+                shrink = x.raise(top);
+                (void)x.weigh_early(next, scores, at.c, &sums);
+            }
+            x.l[0] += sums.x;
+            x.l[1] += sums.y;
+            end_products(x, p, before);
+            rows::copy(p, next);
+        } else {
+            rises = x.raise_if(scores, at.c, &shrink);
+            x.weigh(scores, at.c);
+            end_products(x, p, before);
+            rows::pack(p, scores);
+        }
         if (rises) {
             x.scale(shrink);
         }
     }
 
-    // are_plain says whether the next two steps behind `step` are there and plain.
-    static __device__ __forceinline__ bool are_plain(const prefill_step &step, const entered &at) {
-        const int32_t last = step.key - 2 * Traits::kKeys;
-        return !at.is_bent && !at.is_listed && last >= at.last_key && last >= at.full.x &&
-               step.key <= at.full.y;
+    // precedes_plain says whether the step behind that of `key` is there and plain.
+    static __device__ __forceinline__ bool precedes_plain(int32_t key, const entered &at) {
+        return key - Traits::kKeys >= at.plain && key <= at.full.y;
     }
 
     // run_steps computes a task's further steps.
     __device__ __forceinline__ void run_steps(rows &x, weights &p, const entered &at,
                                               prefill_step &step) {
-        weights other;
 #pragma unroll 1
         while (!step.is_last) {
-            if (are_plain(step, at)) {
-                next_plain(x, other, p, at);
-                next_plain(x, p, other, at);
-                step.key -= 2 * Traits::kKeys;
+            if (precedes_plain(step.key, at)) {
+                next_plain(x, p, at);
+                step.key -= Traits::kKeys;
                 step.is_last = step.key <= at.last_key;
                 continue;
             }
@@ -352,11 +367,16 @@ __global__ void __launch_bounds__(prefill_traits<kHeadDim, T>::kThreads, 1)
     // Barriers.
     if (threadIdx.x == 0) {
         ptx::tensor_prefetch_map(&args.map);
+        ptx::tensor_prefetch_map(&args.rows);
         for (int i = 0; i < Traits::kStages; i++) {
             ptx::mbar_init(ptx::s_addr(&s.k_full[i]), 1);
             ptx::mbar_init(ptx::s_addr(&s.v_full[i]), 1);
             ptx::mbar_init(ptx::s_addr(&s.k_empty[i]), Traits::kConsumerWarps);
             ptx::mbar_init(ptx::s_addr(&s.v_empty[i]), Traits::kConsumerWarps);
+        }
+        for (int i = 0; i < Traits::kQueryWarps; i++) {
+            ptx::mbar_init(ptx::s_addr(&s.q_copied[i]), 1);
+            s.num_copied[i] = 0;
         }
         for (int i = 0; i < Traits::kTasks; i++) {
             ptx::mbar_init(ptx::s_addr(&s.task_full[i]), 1);

@@ -2,9 +2,9 @@
 //     warp 0      copies keys and values, step by step, by tensor maps, which leave tiles swizzled
 //                 as the products read them
 //     warp 1      takes tasks
-//     warps 2, 3  copy the queries of a task by 16-byte cp.async, since query rows are picked from
-//                 tokens and heads, rotate them, and store the outputs, which the consumers leave
-//                 in their place; each has the rows of one consumer
+//     warps 2, 3  copy the queries of a task, rotate them, and store the outputs, which the
+//                 consumers leave in their place; each has the rows of every other consumer.
+//                 Dense ones are moved by tensor maps, others row by row, by 16-byte cp.async
 // All run ahead of the consumers as far as the buffers go: tasks and queries by two tasks, keys by
 // the stages, across tasks.
 //
@@ -18,9 +18,29 @@
 #include "attention/cuda/attn_math.cuh"
 #include "attention/cuda/prefill_traits.cuh"
 
+// prefill_spot is a prefill_ring of kNum places in one register, for loaders.
+template <uint32_t kNum>
+struct prefill_spot {
+    uint32_t count = 0; // of places so far
+
+    __device__ __forceinline__ uint32_t index() const { return count % kNum; }
+    __device__ __forceinline__ uint32_t phase() const { return count / kNum & 1; }
+    __device__ __forceinline__ void wait_full(const uint64_t *full) const {
+        ptx::mbar_wait(ptx::s_addr(&full[index()]), phase());
+    }
+    __device__ __forceinline__ void wait_empty(const uint64_t *empty) const {
+        ptx::mbar_wait(ptx::s_addr(&empty[index()]), phase() ^ 1);
+    }
+};
+
+// prefill_lane returns the lane, read anew: loaders have few registers.
+__device__ __forceinline__ int prefill_lane() {
+    return ptx::thread() % 32;
+}
+
 // prefill_next moves a walk to its next step, of which some key is seen; false after the last.
 __device__ __forceinline__ bool prefill_next(const prefill_keys &keys, prefill_walk &w,
-                                             int32_t block_tokens, int lane) {
+                                             int32_t block_tokens) {
     w.key -= ATTN_PREFILL_KEYS;
     w.seen = 0xff;
     if (!keys.blocks) {
@@ -37,7 +57,7 @@ __device__ __forceinline__ bool prefill_next(const prefill_keys &keys, prefill_w
         if (w.key + ATTN_PREFILL_KEYS <= keys.first) {
             return false;
         }
-        const int32_t i = w.high - 1 - lane;
+        const int32_t i = w.high - 1 - prefill_lane();
         const bool is_listed = i >= keys.low;
         const int32_t block = is_listed ? (int32_t)__ldg(keys.blocks + i) * block_tokens : 0;
         const int32_t first = max(block, keys.first) - w.key;
@@ -53,25 +73,23 @@ __device__ __forceinline__ bool prefill_next(const prefill_keys &keys, prefill_w
 // prefill_tasks finds the tasks that a CTA takes, by all lanes of a warp.
 struct prefill_tasks {
     const prefill_args &args;
-    const attn_prefill_head *plan;
-    const attn_prefill_ends *ends;
-    const attn_prefill_record *records;
-    const int lane;
-    uint32_t record, record_first, record_end; // tasks of the record, [first, end)
-    uint32_t index;                            // of the task
-    uint32_t taken;                            // of the one after it, in lane 0
+    uint32_t record = 0, record_end = 0; // where the record's tasks end
+    uint32_t index;                      // of the task
+    uint32_t taken = 0;                  // of the one after it, in lane 0
 
-    __device__ explicit prefill_tasks(const prefill_args &a)
-        : args(a), plan(a.plan),
-          ends((const attn_prefill_ends *)((const char *)a.plan + a.plan->ends_at)),
-          records((const attn_prefill_record *)((const char *)a.plan + a.plan->records_at)),
-          lane((int)threadIdx.x % 32), record(0), record_first(0), record_end(0), index(blockIdx.x),
-          taken(0) {}
+    __device__ explicit prefill_tasks(const prefill_args &a) : args(a), index(blockIdx.x) {}
+
+    __device__ const attn_prefill_ends *ends() const {
+        return (const attn_prefill_ends *)((const char *)args.plan + args.plan->ends_at);
+    }
+    __device__ const attn_prefill_record *records() const {
+        return (const attn_prefill_record *)((const char *)args.plan + args.plan->records_at);
+    }
 
     // take takes the task after this one, so that the answer is there when it is wanted.  The
     // counter is the kernel's in front until that one has ended.
     __device__ void take() {
-        if (index < plan->num_tasks && lane == 0) {
+        if (index < args.plan->num_tasks && prefill_lane() == 0) {
             taken = atomicAdd(&args.counters[0], 1);
         }
     }
@@ -85,36 +103,28 @@ struct prefill_tasks {
     // find moves to the record of the task.  Tasks and records are taken in ascending order.
     __device__ void find() {
         while (index >= record_end) {
-            const uint32_t i = record + (uint32_t)lane;
-            const uint32_t end = i < plan->num_records ? __ldg(&ends[i].tasks) : ~0u;
+            const uint32_t i = record + (uint32_t)prefill_lane();
+            const uint32_t end = i < args.plan->num_records ? __ldg(&ends()[i].tasks) : ~0u;
             const int behind = __ffs((int)__ballot_sync(~0u, index < end)) - 1;
-            const int last = behind < 0 ? 31 : behind; // the last lane that matters
-            const uint32_t before = __shfl_sync(~0u, end, last > 0 ? last - 1 : 0);
-            record_first = last > 0 ? before : record_end_of(record);
-            record_end = __shfl_sync(~0u, end, last);
-            record += (uint32_t)last + (behind < 0 ? 1 : 0);
+            record_end = __shfl_sync(~0u, end, behind < 0 ? 31 : behind);
+            record += behind < 0 ? 32 : (uint32_t)behind;
         }
-    }
-
-    // record_end_of returns where the tasks of the record before this one end.
-    __device__ uint32_t record_end_of(uint32_t i) const {
-        return i > 0 ? __ldg(&ends[i - 1].tasks) : 0;
     }
 
     // get returns the task; record -1 after the last.
     __device__ prefill_task get() {
         prefill_task t = {};
         t.record = -1;
-        if (index >= plan->num_tasks) {
+        if (index >= args.plan->num_tasks) {
             return t;
         }
         find();
-        const attn_prefill_record &r = records[record];
+        const attn_prefill_record &r = records()[record];
         t.record = (int32_t)record;
-        t.tile =
-            attn_prefill_tile_of(&r, (int32_t)(index - record_first), args.kv_heads, args.group);
+        const uint32_t first = record > 0 ? __ldg(&ends()[record - 1].tasks) : 0;
+        t.tile = attn_prefill_tile_of(&r, (int32_t)(index - first), args.group);
         begin(r, t);
-        t.is_empty = !prefill_next(t.keys, t.walk, args.block_tokens, lane);
+        t.is_empty = !prefill_next(t.keys, t.walk, args.block_tokens);
         return t;
     }
 
@@ -148,7 +158,7 @@ struct prefill_tasks {
 
     // leave ends the CTA's part; the last CTA leaves the counters as they were.
     __device__ void leave() const {
-        if (lane == 0 && atomicAdd(&args.counters[1], 1) == gridDim.x - 1) {
+        if (prefill_lane() == 0 && atomicAdd(&args.counters[1], 1) == gridDim.x - 1) {
             args.counters[0] = 0;
             args.counters[1] = 0;
         }
@@ -159,16 +169,16 @@ template <typename Traits>
 struct prefill_loader {
     typename Traits::smem &s;
     const prefill_args &args;
-    const int lane;
-    prefill_ring keys, values; // where it stands among stages
+    prefill_spot<Traits::kStages> ring; // where it stands among stages
 
     __device__ prefill_loader(typename Traits::smem &smem, const prefill_args &a)
-        : s(smem), args(a), lane((int)threadIdx.x % 32) {}
+        : s(smem), args(a) {}
 
     // begin_copy lets a stage's barrier wait for a copy of a whole stage.
-    __device__ void begin_copy(const prefill_ring &at, const uint64_t *full) const {
-        if (lane == 0) {
-            ptx::mbar_arrive_expect(ptx::s_addr(&full[at.index]), Traits::kStageBytes);
+    __device__ void begin_copy(const prefill_spot<Traits::kStages> &at,
+                               const uint64_t *full) const {
+        if (prefill_lane() == 0) {
+            ptx::mbar_arrive_expect(ptx::s_addr(&full[at.index()]), Traits::kStageBytes);
         }
         __syncwarp();
     }
@@ -176,11 +186,11 @@ struct prefill_loader {
     // copy copies the lane's run of a step, `live` tokens from g_run on and zeros behind them.
     __device__ void copy(uint32_t s_tiles, const char *g_run, int32_t live, uint32_t s_bar) const {
         const int runs_log2 = 7 - args.run_log2;
-        const int run = lane & ((1 << runs_log2) - 1), half = lane >> runs_log2;
+        const int run = prefill_lane() & ((1 << runs_log2) - 1), half = prefill_lane() >> runs_log2;
         if (half < Traits::kHalves) {
             const int32_t skip = (1 << args.run_log2) - live;
             const uint64_t at =
-                (uint64_t)(uintptr_t)g_run - args.map_base - (uint64_t)skip * Traits::kRowBytes;
+                (uint64_t)(uintptr_t)g_run - args.map.base - (uint64_t)skip * Traits::kRowBytes;
             const uint32_t s_dst = s_tiles + (uint32_t)half * Traits::kTileBytes +
                                    ((uint32_t)run << args.run_log2) * 128;
             ptx::tensor_copy(s_dst, &args.map, half * 64, skip, (int32_t)((uint32_t)at >> 4),
@@ -188,35 +198,39 @@ struct prefill_loader {
         }
     }
 
-    __device__ void copy_keys(const char *g_run, int32_t live, const prefill_step &step) {
-        keys.wait_empty(s.k_empty);
-        if (lane == 0) {
-            s.steps[keys.index] = step;
+    __device__ void copy_keys(const char *g_run, int32_t live, const prefill_step &step) const {
+        ring.wait_empty(s.k_empty);
+        if (prefill_lane() == 0) {
+            s.steps[ring.index()] = step;
         }
-        begin_copy(keys, s.k_full);
-        copy(ptx::s_addr(s.k[keys.index]), g_run, live, ptx::s_addr(&s.k_full[keys.index]));
-        keys.advance(Traits::kStages);
+        begin_copy(ring, s.k_full);
+        copy(ptx::s_addr(s.k[ring.index()]), g_run, live, ptx::s_addr(&s.k_full[ring.index()]));
     }
 
-    __device__ void copy_values(const char *g_run, int32_t live) {
-        values.wait_empty(s.v_empty);
-        begin_copy(values, s.v_full);
-        copy(ptx::s_addr(s.v[values.index]), g_run, live, ptx::s_addr(&s.v_full[values.index]));
-        values.advance(Traits::kStages);
+    __device__ void copy_values(const prefill_spot<Traits::kStages> &at, const char *g_run,
+                                int32_t live) const {
+        at.wait_empty(s.v_empty);
+        begin_copy(at, s.v_full);
+        copy(ptx::s_addr(s.v[at.index()]), g_run, live, ptx::s_addr(&s.v_full[at.index()]));
     }
 
-    // entry_of returns the table entry of the lane's run.
-    __device__ uint32_t entry_of(const attn_prefill_record &r, int32_t run_key,
-                                 bool is_read) const {
+    // in_step returns where the lane's run begins in a step.
+    __device__ int32_t in_step() const {
+        return prefill_lane() << args.run_log2 & (ATTN_PREFILL_KEYS - 1);
+    }
+
+    // entry_of returns the table entry of the lane's run of the step at `key`.
+    __device__ uint32_t entry_of(const attn_prefill_record &r, int32_t key, bool is_read) const {
+        const int32_t run_key = key + in_step();
         return !is_read                      ? 0
                : args.block_tokens_log2 >= 0 ? __ldg(r.table + (run_key >> args.block_tokens_log2))
                                              : __ldg(r.table + run_key / args.block_tokens);
     }
 
     // shows says whether any of the lane's run is seen.
-    __device__ bool shows(const prefill_keys &k, const prefill_walk &w, int32_t in_step) const {
-        const int32_t key = w.key + in_step, run_tokens = 1 << args.run_log2;
-        return (w.seen >> (in_step / 16) & ((1u << run_tokens / 16) - 1)) != 0 && key < k.end &&
+    __device__ bool shows(const prefill_keys &k, const prefill_walk &w) const {
+        const int32_t key = w.key + in_step(), run_tokens = 1 << args.run_log2;
+        return (w.seen >> (in_step() / 16) & ((1u << run_tokens / 16) - 1)) != 0 && key < k.end &&
                key + run_tokens > k.first;
     }
 
@@ -224,65 +238,70 @@ struct prefill_loader {
     // of the same step: it does no harm, and a box of zeros alone would read address 0.
     __device__ void load_task(const attn_prefill_record &r, const prefill_task &t) {
         prefill_walk w = t.walk;
-        const int runs_log2 = 7 - args.run_log2, run_tokens = 1 << args.run_log2;
-        const int32_t in_step = (lane & ((1 << runs_log2) - 1)) << args.run_log2;
-        int32_t run_key = w.key + in_step;
-        bool is_read = shows(t.keys, w, in_step);
-        uint32_t entry = entry_of(r, run_key, is_read);
-        ptx::grid_wait();          // the table may be read before, but no keys
-        int64_t values_offset = 0; // of the values that are still to be copied
-        int32_t values_live = 0;
-        const auto values_of = [&]() {
-            return r.v + t.tile.kv_head * args.v_head_bytes + values_offset;
+        bool is_read = shows(t.keys, w);
+        uint32_t entry = entry_of(r, w.key, is_read);
+        ptx::grid_wait(); // the table may be read before, but no keys
+        const auto values_of = [&](int64_t offset) {
+            return r.v + t.tile.kv_head * args.v_head_bytes + offset;
         };
-        for (bool is_first = true, is_last = false; !is_last;) {
-            const int32_t key = w.key;
+        // Where stages are few, keys go ahead of the values of the step before, which are wanted
+        // later.
+        constexpr bool kIsLate = Traits::kStages == 2;
+        int64_t late_offset = 0;
+        int32_t late_live = 0;
+        prefill_spot<Traits::kStages> late;
+        for (bool is_first = true, is_last = false; !is_last; is_first = false) {
+            const int32_t key = w.key, run_key = key + in_step();
             const uint32_t seen = w.seen;
-            int32_t live = min(t.keys.end - run_key, run_tokens);
+            int32_t live = min(t.keys.end - run_key, 1 << args.run_log2);
             const uint32_t in_block = args.block_tokens_log2 >= 0
                                           ? (uint32_t)run_key & (uint32_t)(args.block_tokens - 1)
                                           : (uint32_t)run_key % (uint32_t)args.block_tokens;
             int64_t offset =
                 (int64_t)(entry * args.block_stride) + (int64_t)in_block * Traits::kRowBytes;
             const int seen_lane = __ffs((int)__ballot_sync(~0u, is_read)) - 1;
-            const int from = is_read ? lane : seen_lane;
+            const int from = is_read ? prefill_lane() : seen_lane;
             live = __shfl_sync(~0u, live, from);
             offset = __shfl_sync(~0u, offset, from);
-            is_last = !prefill_next(t.keys, w, args.block_tokens, lane);
-            run_key = w.key + in_step;
-            is_read = !is_last && shows(t.keys, w, in_step);
-            entry = entry_of(r, run_key, is_read); // comes while the copies are issued
-
-            // Keys go ahead of the values of the step before, which are wanted later.
+            is_last = !prefill_next(t.keys, w, args.block_tokens);
+            is_read = !is_last && shows(t.keys, w);
+            entry = entry_of(r, w.key, is_read); // comes while the copies are issued
             copy_keys(r.k + t.tile.kv_head * args.k_head_bytes + offset, live,
                       prefill_step{key, seen, is_last, 0});
-            if (!is_first) {
-                copy_values(values_of(), values_live);
+            if constexpr (kIsLate) {
+                if (!is_first) {
+                    copy_values(late, values_of(late_offset), late_live);
+                }
+                late = ring;
+                late_offset = offset;
+                late_live = live;
+            } else {
+                copy_values(ring, values_of(offset), live);
             }
-            is_first = false;
-            values_offset = offset;
-            values_live = live;
+            ring.count++;
         }
-        copy_values(values_of(), values_live);
+        if constexpr (kIsLate) {
+            copy_values(late, values_of(late_offset), late_live);
+        }
     }
 
     __device__ void run() {
-        prefill_ring places;
+        prefill_spot<Traits::kTasks> places;
         for (;;) {
             places.wait_full(s.task_full);
-            const prefill_task &t = s.tasks[places.index];
+            const prefill_task &t = s.tasks[places.index()];
             const bool is_end = t.record < 0;
             if (!is_end && !t.is_empty) {
-                load_task(s.records[places.index], t);
+                load_task(s.records[places.index()], t);
             }
             __syncwarp();
-            if (lane == 0) {
-                ptx::mbar_arrive(ptx::s_addr(&s.task_empty[places.index]));
+            if (prefill_lane() == 0) {
+                ptx::mbar_arrive(ptx::s_addr(&s.task_empty[places.index()]));
             }
             if (is_end) {
                 return;
             }
-            places.advance(Traits::kTasks);
+            places.count++;
         }
     }
 };
@@ -292,29 +311,25 @@ template <typename Traits>
 __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &args) {
     constexpr int kPieces = (int)sizeof(attn_prefill_record) / 16; // of a record, one a lane
     static_assert(kPieces <= 32, "a warp copies a record at once");
-    prefill_ring places;
+    prefill_spot<Traits::kTasks> places;
     prefill_tasks tasks(args);
-    const int lane = tasks.lane;
-    for (bool is_first = true, is_end = false; !is_end; is_first = false) {
+    for (bool is_end = false; !is_end;) {
         const prefill_task t = tasks.get();
         is_end = t.record < 0;
-        uint4 piece = {};
-        if (!is_end && lane < kPieces) {
-            piece = __ldg((const uint4 *)&tasks.records[t.record] + lane);
-        }
         places.wait_empty(s.task_empty);
-        if (!is_end && lane < kPieces) {
-            ((uint4 *)&s.records[places.index])[lane] = piece;
+        if (!is_end && prefill_lane() < kPieces) {
+            ((uint4 *)&s.records[places.index()])[prefill_lane()] =
+                __ldg((const uint4 *)&tasks.records()[t.record] + prefill_lane());
         }
-        if (lane == 0) {
-            s.tasks[places.index] = t;
+        if (prefill_lane() == 0) {
+            s.tasks[places.index()] = t;
         }
         __syncwarp();
-        if (lane == 0) {
-            ptx::mbar_arrive(ptx::s_addr(&s.task_full[places.index]));
+        if (prefill_lane() == 0) {
+            ptx::mbar_arrive(ptx::s_addr(&s.task_full[places.index()]));
         }
-        places.advance(Traits::kTasks);
-        if (is_first) {
+        places.count++;
+        if (places.count == 1) {
             ptx::grid_wait();
             tasks.take();
         }
@@ -337,12 +352,12 @@ struct prefill_query_loader {
 
     typename Traits::smem &s;
     const prefill_args &args;
-    const int thread; // of kThreads
-    const int lane, first_row;
 
     __device__ prefill_query_loader(typename Traits::smem &smem, const prefill_args &a)
-        : s(smem), args(a), thread((int)threadIdx.x - 64), lane(thread % 32),
-          first_row(thread / 32 * 64) {}
+        : s(smem), args(a) {}
+
+    static __device__ int thread() { return ptx::thread() - 64; } // of kThreads
+    static __device__ int warp() { return thread() / 32; }
 
     // row_of returns where a row of a tile lies, of queries or outputs at `rows`, strides in bytes.
     // NULL = there is no such row: it is neither loaded nor written, and what is computed for it
@@ -368,25 +383,19 @@ struct prefill_query_loader {
         y = ptx::pack<T>(fmaf(b.x, angles.x, a.x * angles.y), fmaf(b.y, angles.z, a.y * angles.w));
     }
 
-    // rotate_pieces rotates pairs (p, p + rotary_dim / 2), four at a time: 8 bytes, and those that
+    // rotate_pieces rotates pairs (p, p + rotary_dim / 2), two at a time: 4 bytes, and those that
     // lie rotary_dim / 2 dims behind them.  All heads of a token turn by the same angles.
     __device__ void rotate_pieces(const attn_prefill_record &r, const attn_prefill_tile &t,
                                   unsigned char *s_q, const float2 *angles) const {
-        const int num = r.rotary_dim / 8; // of a row
+        const int num = r.rotary_dim / 4; // of a row
 #pragma unroll 1
-        for (int i = thread; i < t.tokens * num; i += kThreads) {
-            const int token = i / num, dim = (i - token * num) * 4;
-            const float4 *from = (const float4 *)(angles + token * (4 * num) + dim);
-            const float4 low = __ldg(from), high = __ldg(from + 1);
+        for (int i = thread(); i < t.tokens * num; i += kThreads) {
+            const int token = i / num, dim = (i - token * num) * 2;
+            const float4 turns = __ldg((const float4 *)angles + i);
 #pragma unroll 1
             for (int row = token * r.tile_heads, end = row + t.heads; row < end; row++) {
-                uint2 *s_x = (uint2 *)element(s_q, row, dim);
-                uint2 *s_y = (uint2 *)element(s_q, row, dim + 4 * num);
-                uint2 x = *s_x, y = *s_y;
-                turn(x.x, y.x, low);
-                turn(x.y, y.y, high);
-                *s_x = x;
-                *s_y = y;
+                turn(*(uint32_t *)element(s_q, row, dim),
+                     *(uint32_t *)element(s_q, row, dim + 2 * num), turns);
             }
         }
     }
@@ -396,7 +405,7 @@ struct prefill_query_loader {
                                  unsigned char *s_q, const float2 *angles) const {
         const int pairs = r.rotary_dim / 2;
 #pragma unroll 1
-        for (int i = thread; i < t.tokens * pairs; i += kThreads) {
+        for (int i = thread(); i < t.tokens * pairs; i += kThreads) {
             const int token = i / pairs, p = i - token * pairs;
             const int2 dims = prefill_pair_dims(p, r);
             const float2 angle = __ldg(angles + token * pairs + p);
@@ -413,7 +422,7 @@ struct prefill_query_loader {
                            unsigned char *s_q) const {
         const float2 *angles = (const float2 *)args.angles + r.angles_first +
                                (int64_t)(t.token_first - r.q_first) * (r.rotary_dim / 2);
-        if (r.rotary_dim % 8 == 0 && !(r.flags & ATTN_PREFILL_INTERLEAVED)) {
+        if (r.rotary_dim % 4 == 0 && !(r.flags & ATTN_PREFILL_INTERLEAVED)) {
             rotate_pieces(r, t, s_q, angles);
         } else {
             rotate_pairs(r, t, s_q, angles);
@@ -423,21 +432,88 @@ struct prefill_query_loader {
     // negate changes the sign of all queries, for a scale below 0.
     __device__ void negate(unsigned char *s_q) const {
 #pragma unroll 1
-        for (int i = thread; i < Traits::kConsumers * Traits::kGroupBytes / 4; i += kThreads) {
+        for (int i = thread(); i < Traits::kConsumers * Traits::kGroupBytes / 4; i += kThreads) {
             ((uint32_t *)s_q)[i] ^= 0x80008000;
         }
     }
 
-    __device__ void load(uint32_t place) const {
+    __device__ void release(const uint64_t *barriers, uint32_t place) const {
+        __syncwarp();
+        if (prefill_lane() == 0) {
+            ptx::mbar_arrive(ptx::s_addr(&barriers[place]));
+        }
+    }
+
+    // box is the rows of a consumer where they lie densely: it ends with the tile's tokens, so that
+    // what the map shows of it begins at token `skip`, and place `at` lies as much before.
+    struct box {
+        int32_t skip;
+        uint64_t at;
+        bool is_there; // false: no rows, and a box wholly outside faults
+    };
+
+    __device__ box box_of(const attn_prefill_record &r, const attn_prefill_tile &t, int consumer,
+                          const void *rows) const {
+        const int32_t tokens = ATTN_PREFILL_ROWS / args.group, first = consumer * tokens;
+        const int64_t row = ((int64_t)t.token_first + first) * args.kv_heads + t.kv_head;
+        box x;
+        x.skip = max(first + tokens - t.tokens, 0);
+        x.is_there = x.skip < tokens;
+        x.at = (uint64_t)(uintptr_t)rows - args.rows.base +
+               (row - (int64_t)x.skip * args.kv_heads) * args.group * Traits::kRowBytes;
+        return x;
+    }
+
+    // copy_boxes copies dense queries; s_bar, at which it arrives, waits for them.
+    __device__ void copy_boxes(uint32_t place, uint32_t s_bar) const {
         const attn_prefill_record &r = s.records[place];
-        const attn_prefill_tile &t = s.tasks[place].tile;
-        const uint32_t s_q = ptx::s_addr(s.q[place]);
-        const int piece = lane % Traits::kPieces;
 #pragma unroll 1
-        for (int first = first_row; first < first_row + 64; first += 32) {
-            const char *mine = row_of(r, t, first + lane, r.q, r.q_token_bytes, r.q_head_bytes);
-#pragma unroll 4
-            for (int i = lane / Traits::kPieces; i < 32; i += kAtOnce) {
+        for (int n = warp(); n < Traits::kConsumers; n += Traits::kQueryWarps) {
+            const box x = box_of(r, s.tasks[place].tile, n, r.q);
+            if (prefill_lane() == 0 && x.is_there) {
+                ptx::mbar_expect(s_bar, Traits::kGroupBytes);
+            }
+            __syncwarp();
+            if (x.is_there && prefill_lane() < Traits::kHalves) {
+                ptx::tensor_copy(ptx::s_addr(s.q[place]) + n * Traits::kGroupBytes +
+                                     prefill_lane() * Traits::kQueryTileBytes,
+                                 &args.rows, prefill_lane() * 64, 0, x.skip,
+                                 (int32_t)((uint32_t)x.at >> 4), (int32_t)(x.at >> 32), s_bar);
+            }
+        }
+        if (prefill_lane() == 0) {
+            ptx::mbar_arrive(s_bar);
+        }
+    }
+
+    // store_box stores outputs of a consumer densely.
+    __device__ void store_box(uint32_t place, int consumer) const {
+        const attn_prefill_record &r = s.records[place];
+        const box x = box_of(r, s.tasks[place].tile, consumer, r.out);
+        if (x.is_there && prefill_lane() < Traits::kHalves) {
+            ptx::tensor_store(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes +
+                                  prefill_lane() * Traits::kQueryTileBytes,
+                              &args.rows, prefill_lane() * 64, 0, x.skip,
+                              (int32_t)((uint32_t)x.at >> 4), (int32_t)(x.at >> 32));
+        }
+    }
+
+    // next_rows returns the 32 rows of this warp behind those from `first` on.
+    static __device__ int next_rows(int first) {
+        return first + (first % 64 == 0 ? 32 : 64 * Traits::kQueryWarps - 32);
+    }
+
+    // copy_rows copies queries row by row.
+    __device__ void copy_rows(uint32_t place) const {
+        const attn_prefill_record &r = s.records[place];
+        const uint32_t s_q = ptx::s_addr(s.q[place]);
+        const int piece = prefill_lane() % Traits::kPieces;
+#pragma unroll 1
+        for (int first = 64 * warp(); first < Traits::kRows; first = next_rows(first)) {
+            const char *mine = row_of(r, s.tasks[place].tile, first + prefill_lane(), r.q,
+                                      r.q_token_bytes, r.q_head_bytes);
+#pragma unroll 1
+            for (int i = prefill_lane() / Traits::kPieces; i < 32; i += kAtOnce) {
                 const uint64_t q = __shfl_sync(~0u, (uint64_t)(uintptr_t)mine, i);
                 if (q) {
                     ptx::cp_async_16(s_q + prefill_place<Traits>(first + i, piece),
@@ -446,31 +522,52 @@ struct prefill_query_loader {
             }
         }
         ptx::cp_async_wait();
-        if (r.inv_freq || r.flags & ATTN_PREFILL_NEGATIVE) {
+    }
+
+    // load loads this warp's queries of a task, and arrives at q_full.
+    __device__ void load(uint32_t place) const {
+        const attn_prefill_record &r = s.records[place];
+        const bool changes = r.inv_freq || r.flags & ATTN_PREFILL_NEGATIVE;
+        if (!(r.flags & ATTN_PREFILL_DENSE_Q)) {
+            copy_rows(place);
+        } else if (!changes) {
+            copy_boxes(place, ptx::s_addr(&s.q_full[place]));
+            return;
+        } else {
+            const uint32_t s_copied = ptx::s_addr(&s.q_copied[warp()]);
+            copy_boxes(place, s_copied);
+            ptx::mbar_wait(s_copied, s.num_copied[warp()] & 1);
+            __syncwarp();
+            if (prefill_lane() == 0) {
+                s.num_copied[warp()]++;
+            }
+        }
+        if (changes) {
             ptx::bar_sync(BAR_QUERIES, kThreads); // copied
             if (r.flags & ATTN_PREFILL_NEGATIVE) {
                 negate(s.q[place]);
                 ptx::bar_sync(BAR_QUERIES, kThreads);
             }
             if (r.inv_freq) {
-                rotate(r, t, s.q[place]);
+                rotate(r, s.tasks[place].tile, s.q[place]);
             }
         }
         ptx::fence_async_shared();
+        release(s.q_full, place);
     }
 
-    // store stores the outputs of this warp's consumer.
-    __device__ void store(uint32_t place) const {
-        constexpr int kBatch = 4; // reads that are under way together
+    // store_rows stores outputs of a consumer row by row.
+    __device__ void store_rows(uint32_t place, int consumer) const {
+        constexpr int kBatch = 2; // reads that are under way together
         const attn_prefill_record &r = s.records[place];
         const uint32_t s_out = ptx::s_addr(s.q[place]);
-        const int piece = lane % Traits::kPieces;
+        const int piece = prefill_lane() % Traits::kPieces;
 #pragma unroll 1
-        for (int first = first_row; first < first_row + 64; first += 32) {
-            const char *mine = row_of(r, s.tasks[place].tile, first + lane, r.out, r.out_token * 2,
-                                      r.out_head * 2);
+        for (int first = 64 * consumer; first < 64 * consumer + 64; first += 32) {
+            const char *mine = row_of(r, s.tasks[place].tile, first + prefill_lane(), r.out,
+                                      r.out_token * 2, r.out_head * 2);
 #pragma unroll 1
-            for (int i = lane / Traits::kPieces; i < 32; i += kBatch * kAtOnce) {
+            for (int i = prefill_lane() / Traits::kPieces; i < 32; i += kBatch * kAtOnce) {
                 uint4 x[kBatch];
 #pragma unroll
                 for (int k = 0; k < kBatch; k++) {
@@ -487,46 +584,46 @@ struct prefill_query_loader {
                 }
             }
         }
-    }
-
-    __device__ void release(const uint64_t *barriers, uint32_t place) const {
-        __syncwarp();
-        if (lane == 0) {
-            ptx::mbar_arrive(ptx::s_addr(&barriers[place]));
-        }
+        ptx::fence_async_shared(); // read, before other queries are copied there
     }
 
     // retire stores the outputs of the task that was last loaded to a place.
-    __device__ void retire(const prefill_ring &at) const {
-        ptx::mbar_wait(ptx::s_addr(&s.out_full[at.index][thread / 32]), at.phase ^ 1);
-        store(at.index);
-        release(s.task_empty, at.index);
+    __device__ void retire(const prefill_spot<Traits::kTasks> &at) const {
+        const bool is_dense = s.records[at.index()].flags & ATTN_PREFILL_DENSE_OUT;
+#pragma unroll 1
+        for (int n = warp(); n < Traits::kConsumers; n += Traits::kQueryWarps) {
+            ptx::mbar_wait(ptx::s_addr(&s.out_full[at.index()][n]), at.phase() ^ 1);
+            if (is_dense) {
+                store_box(at.index(), n);
+            } else {
+                store_rows(at.index(), n);
+            }
+        }
+        ptx::tensor_stores_read();
+        release(s.task_empty, at.index());
     }
 
     // run loads as far ahead as there are places, and stores what comes back.
     __device__ void run() {
-        prefill_ring at;
-        int num = 0; // places in use
+        prefill_spot<Traits::kTasks> at;
         ptx::grid_wait();
-        for (bool is_end = false; !is_end;) {
-            if (num == Traits::kTasks) {
+        for (bool is_end = false; !is_end; at.count++) {
+            if (at.count >= Traits::kTasks) {
                 retire(at);
             }
             at.wait_full(s.task_full);
-            is_end = s.tasks[at.index].record < 0;
-            if (!is_end) {
-                load(at.index);
-                num = min(num + 1, Traits::kTasks);
+            is_end = s.tasks[at.index()].record < 0;
+            if (is_end) {
+                release(s.q_full, at.index());
+            } else {
+                load(at.index());
             }
-            release(s.q_full, at.index);
-            at.advance(Traits::kTasks);
         }
 #pragma unroll 1
-        for (int i = 1; i < Traits::kTasks; i++) { // the places behind the end's
-            if (num == Traits::kTasks || (int)at.index < num) {
+        for (int i = 1; i < Traits::kTasks; i++, at.count++) { // the places behind the end's
+            if (at.count >= Traits::kTasks) {
                 retire(at);
             }
-            at.advance(Traits::kTasks);
         }
     }
 };

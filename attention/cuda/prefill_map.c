@@ -27,28 +27,30 @@ static encode_fn find_encode(void) {
     return encode;
 }
 
-attnd_err prefill_map_make(prefill_map *map, uint64_t *base, int32_t head_dim, int32_t run_log2,
-                           attnd_errinfo *info) {
+// make encodes a map of `rank` dimensions, the last two of which make the address: places of 16
+// bytes, and of 4 GiB.  Types of 16 bits are moved alike; what is outside becomes zero in both.
+static attnd_err make(prefill_map *map, cuuint32_t rank, cuuint64_t *sizes, cuuint64_t *strides,
+                      cuuint32_t *box, attnd_errinfo *info) {
+    static const cuuint32_t steps[] = {1, 1, 1, 1, 1};
     encode_fn encode = find_encode();
     if (!encode) {
         return attnd_fail(info, ATTND_ENOTSUP, "driver", "the CUDA driver has no tensor maps");
     }
-    // Two dimensions for the address: places of 16 bytes, and of 4 GiB.  Types of 16 bits are
-    // moved alike; what is outside becomes zero in both.
-    const cuuint64_t sizes[] = {(cuuint64_t)head_dim, 1ull << run_log2, 1ull << 28, 1ull << 16};
-    const cuuint64_t strides[] = {(cuuint64_t)head_dim * 2, 16, 1ull << 32}; // bytes
-    const cuuint32_t box[] = {64, 1u << run_log2, 1, 1};
-    const cuuint32_t steps[] = {1, 1, 1, 1};
+    sizes[rank - 2] = 1ull << 28;
+    sizes[rank - 1] = 1ull << 16;
+    strides[rank - 3] = 16; // bytes; the first dimension has none
+    strides[rank - 2] = 1ull << 32;
+    box[rank - 2] = box[rank - 1] = 1;
     CUtensorMap encoded;
     CUresult code = CUDA_ERROR_INVALID_VALUE;
     // Some drivers refuse a map that begins at address 0; no memory lies in the first 16 bytes.
-    for (*base = 0; *base <= 16 && code != CUDA_SUCCESS; *base += 16) {
-        code =
-            encode(&encoded, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)(uintptr_t)*base, sizes,
-                   strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    for (map->base = 0; map->base <= 16 && code != CUDA_SUCCESS; map->base += 16) {
+        code = encode(&encoded, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank,
+                      (void *)(uintptr_t)map->base, sizes, strides, box, steps,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     }
-    *base -= 16;
+    map->base -= 16;
     if (code != CUDA_SUCCESS) {
         attnd_fail(info, ATTND_ECUDA, "cuda", "cuTensorMapEncodeTiled: error %d", (int)code);
         if (info) {
@@ -58,4 +60,21 @@ attnd_err prefill_map_make(prefill_map *map, uint64_t *base, int32_t head_dim, i
     }
     memcpy(map->words, &encoded, sizeof(map->words));
     return ATTND_OK;
+}
+
+attnd_err prefill_map_keys(prefill_map *map, int32_t head_dim, int32_t run_log2,
+                           attnd_errinfo *info) {
+    cuuint64_t sizes[4] = {(cuuint64_t)head_dim, 1ull << run_log2};
+    cuuint64_t strides[3] = {(cuuint64_t)head_dim * 2};
+    cuuint32_t box[4] = {64, 1u << run_log2};
+    return make(map, 4, sizes, strides, box, info);
+}
+
+attnd_err prefill_map_rows(prefill_map *map, int32_t head_dim, int32_t q_heads, int32_t group,
+                           int32_t tokens, attnd_errinfo *info) {
+    cuuint64_t sizes[5] = {(cuuint64_t)head_dim, (cuuint64_t)group, (cuuint64_t)tokens};
+    cuuint64_t strides[4] = {(cuuint64_t)head_dim * 2,
+                             (cuuint64_t)q_heads * (cuuint64_t)head_dim * 2};
+    cuuint32_t box[5] = {64, (cuuint32_t)group, (cuuint32_t)tokens};
+    return make(map, 5, sizes, strides, box, info);
 }

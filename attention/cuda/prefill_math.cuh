@@ -218,12 +218,17 @@ struct prefill_rows {
         return make_float2(shrink[0], shrink[1]);
     }
 
+    // is_below says whether a maximum of the warp's rows is to be raised for logits of that size.
+    __device__ __forceinline__ bool is_below(float2 top) const {
+        return __any_sync(~0u,
+                          top.x > m[0] + PREFILL_SLACK_LOG2 || top.y > m[1] + PREFILL_SLACK_LOG2);
+    }
+
     // raise_if raises the maxima if one of the warp's rows is to be raised, which is rare, and says
     // whether it did; *shrink is as in raise.
     __device__ __forceinline__ bool raise_if(const float (&s)[kScores], float c, float2 *shrink) {
         const float2 top = tops(s, c);
-        const bool rises =
-            __any_sync(~0u, top.x > m[0] + PREFILL_SLACK_LOG2 || top.y > m[1] + PREFILL_SLACK_LOG2);
+        const bool rises = is_below(top);
         *shrink = make_float2(1, 1);
         if (rises) {
             *shrink = raise(top);
@@ -244,6 +249,31 @@ struct prefill_rows {
         l[1] += sum[2] + sum[3];
     }
 
+    // weigh_early makes P of scores, which stay, by the maxima as they are, and returns the lane's
+    // largest logits: maxima and exponentials need not wait for each other.
+    __device__ __forceinline__ float2 weigh_early(weights &p, const float (&s)[kScores], float c,
+                                                  float2 *sums) const {
+        const float base[2] = {m[0] == -INFINITY ? 0 : m[0], m[1] == -INFINITY ? 0 : m[1]};
+        float sum[4] = {0, 0, 0, 0}, top[8];
+#pragma unroll
+        for (int i = 0; i < kScores; i += 2) {
+            float w[2];
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int at = i + k;
+                float &t = top[at / 4 % 2 * 4 + at % 4];
+                t = at < 8 ? s[at] : fmaxf(t, s[at]);
+                w[k] = ptx::exp2(fmaf(s[at], c, -base[at / 2 % 2]));
+                sum[at % 4] += w[k];
+            }
+            p[i / 8][i / 2 % 4] = ptx::pack<typename Traits::type>(w[0], w[1]);
+        }
+        ptx::wgmma_hold(p); // here, whatever follows from the maxima
+        *sums = make_float2(sum[0] + sum[1], sum[2] + sum[3]);
+        return make_float2(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[4], top[5])) * c,
+                           fmaxf(fmaxf(top[2], top[3]), fmaxf(top[6], top[7])) * c);
+    }
+
     // end_weigh keeps the weights before what follows.  The compiler moves a wait for products as
     // far up as it can, in front of all exponentials; it does not move it across a branch that
     // depends on them.
@@ -261,6 +291,16 @@ struct prefill_rows {
             for (int k = 0; k < 4; k++) {
                 const int at = 8 * i + 2 * k;
                 p[i][k] = ptx::pack<typename Traits::type>(s[at], s[at + 1]);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void copy(weights &to, const weights &from) {
+#pragma unroll
+        for (int i = 0; i < Traits::kKeys / 16; i++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                to[i][k] = from[i][k];
             }
         }
     }

@@ -75,13 +75,14 @@ struct prefill_traits {
     static constexpr int kPieces = kRowBytes / 16; // 16-byte pieces of a row
 
     // Warpgroups: the first one loads, each other computes 64 query rows.
-    static constexpr int kConsumers = 2;
+    static constexpr int kConsumers = kHeadDim == 128 ? 2 : 3;
     static constexpr int kRows = 64 * kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr int kConsumerWarps = 4 * kConsumers;
-    static constexpr int kQueryWarps = kConsumers; // that load queries and store outputs
-    static constexpr int kLoaderRegisters = 56;
-    static constexpr int kConsumerRegisters = 224;
+    static constexpr int kQueryWarps = 2; // that load queries and store outputs
+    static constexpr int kLoaderRegisters = (kConsumers == 2 ? 56 : 32);
+    static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
+    static constexpr bool kWeighsEarly = kConsumers == 2; // 32 registers more
     static_assert(kLoaderRegisters + kConsumers * kConsumerRegisters <= 65536 / 128,
                   "the registers of an SM");
 
@@ -103,6 +104,8 @@ struct prefill_traits {
         uint64_t v_full[kStages], v_empty[kStages];
         uint64_t task_full[kTasks];            // task and record are there
         uint64_t q_full[kTasks];               // its queries too
+        uint64_t q_copied[kQueryWarps];        // queries that are still to be rotated
+        uint32_t num_copied[kQueryWarps];      // how many times they were
         uint64_t out_full[kTasks][kConsumers]; // the outputs of a consumer are, in their place
         uint64_t task_empty[kTasks];
     };

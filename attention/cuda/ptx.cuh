@@ -71,6 +71,12 @@ __device__ __forceinline__ void mbar_arrive_expect(uint32_t s_bar, uint32_t byte
                  : "memory");
 }
 
+// mbar_expect only adds bytes.
+__device__ __forceinline__ void mbar_expect(uint32_t s_bar, uint32_t bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(s_bar), "r"(bytes)
+                 : "memory");
+}
+
 // bulk_copy copies bytes (a multiple of 16, both sides aligned to 16), and reports them to s_bar.
 __device__ __forceinline__ void bulk_copy(uint32_t s_dst, const void *g_src, uint32_t bytes,
                                           uint32_t s_bar) {

@@ -34,6 +34,29 @@ __device__ __forceinline__ void tensor_copy(uint32_t s_dst, const void *map, int
                  : "memory");
 }
 
+// tensor_copy of five dimensions, and tensor_store, which copies from s_src to the box and leaves
+// out what lies outside the tensor.
+__device__ __forceinline__ void tensor_copy(uint32_t s_dst, const void *map, int32_t x, int32_t h,
+                                            int32_t y, int32_t z, int32_t w, uint32_t s_bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(s_dst),
+                 "l"(map), "r"(x), "r"(h), "r"(y), "r"(z), "r"(w), "r"(s_bar)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tensor_store(uint32_t s_src, const void *map, int32_t x, int32_t h,
+                                             int32_t y, int32_t z, int32_t w) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+                 "[%1, {%2, %3, %4, %5, %6}], [%0];" ::"r"(s_src),
+                 "l"(map), "r"(x), "r"(h), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+// tensor_stores_read waits until all of this thread's tensor_store have read shared memory.
+__device__ __forceinline__ void tensor_stores_read() {
+    asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 __device__ __forceinline__ void tensor_prefetch_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -76,8 +76,8 @@ static void check_record(const attn_prefill_record *r, int32_t num_tasks, int32_
     const attn_row *row = row_of(r);
     memset(seen, 0, sizeof(seen));
     for (int32_t n = 0; n < num_tasks; n++) {
-        attn_prefill_tile t = attn_prefill_tile_of(r, n, KV_HEADS, group);
-        ck_assert_int_le(t.tokens * r->tile_heads, TILE_ROWS);
+        attn_prefill_tile t = attn_prefill_tile_of(r, n, group);
+        ck_assert_int_le(t.tokens * r->tile_heads, limits.tile_rows);
         ck_assert_int_le(t.heads, r->tile_heads);
         for (int32_t token = t.token_first; token < t.token_first + t.tokens; token++) {
             for (int32_t head = t.head_first; head < t.head_first + t.heads; head++) {
@@ -89,7 +89,7 @@ static void check_record(const attn_prefill_record *r, int32_t num_tasks, int32_
                              (t.token_first + t.tokens - 1) / mask.q_block);
         }
     }
-    for (int32_t i = 0; i < TILE_ROWS; i++) {
+    for (int32_t i = 0; i < limits.tile_rows; i++) {
         ck_assert_int_eq((int32_t)((uint32_t)i * r->heads_inverse >> 16), i / r->tile_heads);
     }
     int32_t wrong = 0;
@@ -106,9 +106,10 @@ static void check_record(const attn_prefill_record *r, int32_t num_tasks, int32_
 
 START_TEST(tasks_of_a_plan_are_each_query_row_once) {
     static const int32_t groups[] = {1, 2, 3, 4, 7, 16, 65, 128, 129, 300};
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < 120; round++) {
         int32_t group = groups[round % 10];
         begin(group);
+        limits.tile_rows = round < 60 ? TILE_ROWS : 192;
         mask = (attn_block_mask){list, list, 1 + below(90)};
         int32_t num = 1 + below(5);
         for (int32_t i = 0; i < num; i++) {
@@ -207,15 +208,16 @@ START_TEST(units_are_new_tokens_and_angles) {
 END_TEST
 
 // KV heads that the L2 does not hold together are taken in sections: of 3 heads with 512 bytes a
-// token, as many as fit 24 MiB in sections of equal size, tokens from the last ones down in each.
+// token, as many as fit 24 MiB in sections of equal size, of which the first one may lack heads,
+// tokens from the last ones down in each.
 START_TEST(heads_beyond_the_l2_are_taken_in_sections) {
     static const struct {
         int32_t kv_len;
         int32_t heads[12]; // of the tasks; 4 tiles of 128 tokens a head
     } cases[] = {
         {16384, {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}}, // 8 MiB a head: 24 in one section
-        {16385, {0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2, 2}},
-        {32768, {0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2, 2}}, // 16 MiB a head: 48 in two
+        {16385, {0, 0, 0, 0, 1, 2, 1, 2, 1, 2, 1, 2}},
+        {32768, {0, 0, 0, 0, 1, 2, 1, 2, 1, 2, 1, 2}}, // 16 MiB a head: 48 in two
         {32769, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}}, // three sections
         {1 << 20, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}},
     };
@@ -226,12 +228,43 @@ START_TEST(heads_beyond_the_l2_are_taken_in_sections) {
         ck_assert_int_eq(make(NULL), ATTND_OK);
         ck_assert_uint_eq(plan.head.num_tasks, 12);
         for (int32_t n = 0; n < 12; n++) {
-            attn_prefill_tile t =
-                attn_prefill_tile_of(attn_prefill_records(&plan.head), n, KV_HEADS, 1);
+            attn_prefill_tile t = attn_prefill_tile_of(attn_prefill_records(&plan.head), n, 1);
             ck_assert_int_eq(t.kv_head, cases[i].heads[n]);
             ck_assert_int_eq(t.token_first, last[t.kv_head] - 128);
             last[t.kv_head] = t.token_first;
         }
+    }
+}
+END_TEST
+
+// One box of 64 query rows moves what has no gaps, when 64 rows are whole tokens.
+START_TEST(dense_queries_and_outputs_are_known) {
+    static const struct {
+        int32_t group, q_gap, out_gap; // elements behind each token
+        uint32_t flags;
+    } cases[] = {
+        {1, 0, 0, ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT},
+        {64, 0, 0, ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT},
+        {4, 8, 0, ATTN_PREFILL_DENSE_OUT},
+        {4, 0, 8, ATTN_PREFILL_DENSE_Q},
+        {3, 0, 0, 0},
+        {128, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        begin(cases[i].group);
+        int32_t token = KV_HEADS * cases[i].group * 128;
+        attn_row *row = add_row(50, 40, 0, 40);
+        row->stride_q_head = row->stride_out_head = 128;
+        row->stride_q_token = token + cases[i].q_gap;
+        row->stride_out_token = token + cases[i].out_gap;
+        ck_assert_int_eq(make(NULL), ATTND_OK);
+        const uint32_t flags = attn_prefill_records(&plan.head)[0].flags;
+        ck_assert_uint_eq(flags & (ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT), cases[i].flags);
+        row->stride_q_head = row->stride_out_head = 136; // heads overlap the next token
+        ck_assert_int_eq(make(NULL), ATTND_OK);
+        ck_assert_uint_eq(attn_prefill_records(&plan.head)[0].flags &
+                              (ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT),
+                          0);
     }
 }
 END_TEST
@@ -257,6 +290,7 @@ static Suite *suite(void) {
     tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_records);
     tcase_add_test(t, units_are_new_tokens_and_angles);
     tcase_add_test(t, heads_beyond_the_l2_are_taken_in_sections);
+    tcase_add_test(t, dense_queries_and_outputs_are_known);
     tcase_add_test(t, more_rows_than_records_are_refused);
     suite_add_tcase(s, t);
     return s;
