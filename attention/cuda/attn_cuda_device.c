@@ -18,7 +18,7 @@
 enum {
     PLANS = 32,              // of one buffer: KV shapes met lately
     MAX_RECORDS = 16 * 1024, // of a plan, 5 MiB; a launch that needs more is refused as too large
-    DECODE_TOKENS = 8,       // query tokens that a plan has room for, a row
+    DECODE_TOKENS = 8,       // query tokens a row that a new plan has room for
 };
 
 #define TRY_CUDA(call)                                    \
@@ -32,7 +32,8 @@ enum {
 typedef struct plan_slot {
     attn_cuda_plan *plan; // NULL = none
     attn_shape shape;
-    uint64_t used; // order of the last use
+    uint64_t used;    // order of the last use
+    uint32_t records; // that the plan has room for
 } plan_slot;
 
 typedef struct cuda_device {
@@ -168,38 +169,68 @@ static attnd_err device_open(attn_device **out, const attn_device_opts *opts, at
 
 // ---- plans
 
-// records_of returns how many records a plan over a shape has: enough for max_rows decodes of
-// DECODE_TOKENS tokens, within MAX_RECORDS.
-static uint32_t records_of(const cuda_device *d, const attn_shape *shape) {
+// records_of_row returns how many records a row of so many query tokens needs when it is decoded.
+static uint64_t records_of_row(const attn_shape *shape, uint32_t tokens) {
     uint32_t group = (uint32_t)(shape->q_heads / shape->kv_heads);
     uint32_t heads = group < ATTN_CUDA_QUERY_ROWS ? group : ATTN_CUDA_QUERY_ROWS;
-    uint32_t parts = (group + heads - 1) / heads, tokens = ATTN_CUDA_QUERY_ROWS / heads;
-    uint64_t num = (uint64_t)d->max_rows * parts * ((DECODE_TOKENS + tokens - 1) / tokens);
+    uint32_t parts = (group + heads - 1) / heads, at_once = ATTN_CUDA_QUERY_ROWS / heads;
+    return (uint64_t)parts * (tokens > 0 ? (tokens - 1) / at_once + 1 : 1);
+}
+
+// records_of returns for how many records a plan of a launch is to have room: max_rows decodes of
+// DECODE_TOKENS tokens, or all that the launch needs when nothing of it is prefilled, within
+// MAX_RECORDS.
+static uint32_t records_of(const cuda_device *d, const attn_params *p) {
+    uint64_t least = d->max_rows * records_of_row(&p->shape, DECODE_TOKENS);
+    uint64_t num = 0;
+    for (uint32_t i = 0; i < p->num_rows; i++) {
+        num += records_of_row(&p->shape, (uint32_t)p->rows[i].q_count);
+    }
+    num = num < least ? least : num;
     return num < MAX_RECORDS ? (uint32_t)num : MAX_RECORDS;
 }
 
-static attnd_err find_plan(cuda_device *d, uint32_t buffer, const attn_shape *shape,
-                           attn_cuda_plan **out, attnd_errinfo *info) {
+// slot_of returns the slot of a shape's plan, or that of the plan used longest ago.
+static plan_slot *slot_of(cuda_device *d, uint32_t buffer, const attn_shape *shape) {
     plan_slot *oldest = &d->plans[buffer][0];
     for (int k = 0; k < PLANS; k++) {
         plan_slot *slot = &d->plans[buffer][k];
         if (slot->plan && memcmp(&slot->shape, shape, sizeof(*shape)) == 0) {
-            slot->used = ++d->uses;
-            *out = slot->plan;
-            return ATTND_OK;
+            return slot;
         }
         oldest = slot->used < oldest->used ? slot : oldest;
     }
-    attn_cuda_plan_free(oldest->plan);
-    *oldest = (plan_slot){.plan = NULL};
-    attnd_err err =
-        attn_cuda_plan_create(&oldest->plan, d->engine, shape, records_of(d, shape), info);
-    if (!err) {
-        oldest->shape = *shape;
-        oldest->used = ++d->uses;
-        *out = oldest->plan;
+    return oldest;
+}
+
+// find_plan finds or makes the plan of a launch's shape; one that is too small for the launch is
+// made anew, twice as large at least.  Without memory for that it stays: it refuses the launch, and
+// fewer rows may fit.
+static attnd_err find_plan(cuda_device *d, uint32_t buffer, const attn_params *p,
+                           attn_cuda_plan **out, attnd_errinfo *info) {
+    plan_slot *slot = slot_of(d, buffer, &p->shape);
+    uint32_t records = records_of(d, p);
+    bool is_found = slot->plan && memcmp(&slot->shape, &p->shape, sizeof(p->shape)) == 0;
+    if (!is_found) {
+        attn_cuda_plan_free(slot->plan);
+        *slot = (plan_slot){.plan = NULL};
     }
-    return err;
+    if (slot->records < records) {
+        uint32_t twice = 2 * slot->records < MAX_RECORDS ? 2 * slot->records : MAX_RECORDS;
+        records = records < twice ? twice : records;
+        attn_cuda_plan *plan = NULL;
+        attnd_err err = attn_cuda_plan_create(&plan, d->engine, &p->shape, records, info);
+        if (err && !is_found) {
+            return err;
+        }
+        if (!err) {
+            attn_cuda_plan_free(slot->plan);
+            *slot = (plan_slot){.plan = plan, .shape = p->shape, .records = records};
+        }
+    }
+    slot->used = ++d->uses;
+    *out = slot->plan;
+    return ATTND_OK;
 }
 
 static attnd_err device_plan(attn_device *pub, uint32_t buffer, const attn_params *p,
@@ -207,7 +238,7 @@ static attnd_err device_plan(attn_device *pub, uint32_t buffer, const attn_param
     cuda_device *d = of(pub);
     d->planned[buffer] = NULL;
     attn_cuda_plan *plan = NULL;
-    attnd_err err = find_plan(d, buffer, &p->shape, &plan, info);
+    attnd_err err = find_plan(d, buffer, p, &plan, info);
     if (!err) {
         err = attn_cuda_plan_set(plan, p, choice, info);
     }

@@ -24,6 +24,10 @@ conf_spec conf_base(attnd_dtype dtype, int32_t head_dim, uint64_t seed);
 attnd_dtype conf_dtype_of(uint64_t i);
 int32_t conf_head_dim_of(uint64_t i);
 
+// conf_long_rows_are_planned plans rows of many query tokens, decoded, in plans of a device that
+// was opened for few rows, and returns what is wrong, NULL if nothing.
+const char *conf_long_rows_are_planned(void);
+
 // conf_chunked returns a launch of one row of 400 query tokens of 4 heads, to be cut into chunks.
 enum { CONF_CHUNKED = 20 };
 conf_spec conf_chunked(int i);

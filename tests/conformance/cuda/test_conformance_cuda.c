@@ -761,6 +761,10 @@ static void run_kernel(const char *name) {
     if (is_prefill) {
         chunks_of_a_prefill_have_the_bits_of_the_whole();
     }
+    const char *wrong = is_default ? conf_long_rows_are_planned() : NULL;
+    if (wrong) {
+        fail("long_rows_are_planned", NULL, "plan", wrong);
+    }
     if (!is_short && !is_default) {
         errors_belong_to_the_launch_that_has_them(); // a memory checker would count the error
         seventy_thousand_sequences_of_one_token_give_their_values();
