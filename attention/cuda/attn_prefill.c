@@ -52,13 +52,14 @@ bool attn_prefill_takes(const attn_params *p, const attn_row *row,
     if (p->num_splits != 0) {
         return false;
     }
+    int64_t rows = (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
     if (limits->least_rows != ATTN_PREFILL_MEASURED) {
-        return (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads) >= limits->least_rows;
+        return rows >= limits->least_rows;
     }
     uint64_t own = row_records(p, row);
     uint64_t records = p->deterministic ? own : limits->launch_records; // no batch mates there
     return own > 0 &&
-           (row->kv_len <= ATTN_PREFILL_FEW_KEYS || records >= ATTN_PREFILL_LEAST_RECORDS);
+           (row->kv_len <= rows * ATTN_PREFILL_ROW_KEYS || records >= ATTN_PREFILL_LEAST_RECORDS);
 }
 
 // bucket_of returns a row's place in the order: 0 for the most keys.

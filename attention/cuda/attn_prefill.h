@@ -34,11 +34,12 @@ extern "C" {
 enum {
     ATTN_PREFILL_KEYS = 128, // keys a step; steps begin at multiples of it
     ATTN_PREFILL_ROWS = 64,  // query rows of a consumer warpgroup, some of which share a tile
-    // The choice between the kernels, measured (README.md has the table): a row of more than 8
-    // tokens is prefilled when it has few keys, or when the launch has that many records of 64
-    // query rows, KV head by KV head, so that decode, which reads the keys for each of them, takes
-    // longer than prefill, of which a task reads all keys of the row by itself.
-    ATTN_PREFILL_FEW_KEYS = 2048,
+    // The choice between the kernels, measured (README.md has the tables): a row of more than 8
+    // tokens is prefilled when it has few keys for each of its query rows of a KV head, or when the
+    // launch has that many records of 64 query rows, KV head by KV head, so that decode, which
+    // reads the keys for each of them, takes longer than prefill, of which a task reads all keys of
+    // the row by itself.
+    ATTN_PREFILL_ROW_KEYS = 32,
     ATTN_PREFILL_LEAST_RECORDS = 58,
     ATTN_PREFILL_MEASURED = -1,
     ATTN_PREFILL_SECTION_BYTES = 24 << 20, // keys and values of a section, of an L2 of 50 MB

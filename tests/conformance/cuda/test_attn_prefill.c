@@ -166,11 +166,11 @@ END_TEST
 START_TEST(the_measured_choice_goes_by_tokens_keys_and_records) {
     begin(4);
     limits.least_rows = ATTN_PREFILL_MEASURED;
-    attn_row *row = add_row(2048, 8, 0, 8);
+    attn_row *row = add_row(1152, 8, 0, 8);
     ck_assert(!attn_prefill_takes(&params, row, &limits)); // 8 tokens
     row->q_len = row->q_count = 9;
-    ck_assert(attn_prefill_takes(&params, row, &limits)); // few keys
-    row->kv_len = 2049;
+    ck_assert(attn_prefill_takes(&params, row, &limits)); // 32 keys for each of 36 query rows
+    row->kv_len = 1153;
     // 9 tokens of 4 heads are one record of 64 query rows, of each of 3 KV heads.
     ck_assert_uint_eq(attn_prefill_count(&params), 3);
     limits.launch_records = attn_prefill_count(&params);
@@ -183,6 +183,7 @@ START_TEST(the_measured_choice_goes_by_tokens_keys_and_records) {
     ck_assert(attn_prefill_takes(&params, row, &limits));
     params.deterministic = true; // batch mates don't count
     ck_assert(!attn_prefill_takes(&params, row, &limits));
+    row->kv_len = 50000;
     row->q_len = 305; // 1220 query rows are 20 records
     ck_assert(attn_prefill_takes(&params, row, &limits));
     row->q_count = 1; // chunks go where the row goes
