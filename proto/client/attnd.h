@@ -25,6 +25,19 @@
 // open; attnd_cancel reaches no attend; attnd_attend_start is refused.  The blocks of a client that
 // is gone are given to others when its process is known to have ended.
 //
+// Service mode on a GPU.  With an engine for it (attn_engine_cuda_service) attends are work in a
+// stream of the caller's, too, which the daemon does in its own, batched with that of other
+// clients: attnd_attend puts into the stream what hands q, k and v over, waits there for the
+// daemon's launch, and brings out back.  Tensors lie in a region, device memory that the daemon has
+// made; what is in ordinary device memory is copied there and back, what is in attnd_memory or
+// attnd_buffers is not.  The client's GPU is the one that is current at attnd_connect: the
+// daemon's own or one that reaches it.  Two processes on one GPU want MPS, under which they share
+// their failures, and which serves one user; without it each hand-over costs two context switches.
+// Errors of attends come out at the commit, of what the daemon refuses or cannot do, too; out then
+// holds nothing.  No wait outlasts either end by a second: when the daemon is gone, the stream runs
+// to its end, and the next call says ATTND_ECONN.  attnd_attend_start is refused; attnd_ran is
+// empty.
+//
 // Errors.  Each function returns an attnd_err; *info (may be NULL) then names the field and says it
 // in a line.  ATTND_ECONN: no connection, or it was lost: every later call says so too, until
 // attnd_reconnect.  ATTND_ETIMEDOUT: no reply within timeout_ms (of a step, decode or prefill:
@@ -74,8 +87,10 @@ typedef struct attnd_connect_opts {
                          // sleeps; 0 = 50, below 0 = not at all
     uint64_t session;    // re-attaches that session (attnd_get_session); 0 = a new one.
     uint8_t secret[16];  // ATTND_ESTALE: it is gone; ATTND_EPERM: not its secret
-    const struct attnd_engine *engine; // attends in process, over a ring; NULL = the daemon does
+    const struct attnd_engine *engine; // in process or service mode, over a ring; NULL = neither
     int32_t engine_threads; // of the engine on the CPU; 0 = processors of the affinity mask
+    uint64_t region_bytes;  // of the region in service mode; 0 = 256 MiB, or the most that the
+                            // daemon gives if that is less
 } attnd_connect_opts;
 
 typedef struct attnd_limits {
@@ -222,7 +237,7 @@ typedef struct attnd_attend_args {
     bool partial;
     const attnd_block_mask *block_mask; // NULL = none; not of decode and prefill
     attnd_buffers *buffers;             // instead of q, k, v, out, lse and strides; NULL = those
-    void *stream; // in process on a GPU: a cudaStream_t, in which the attend is done; else NULL
+    void *stream; // with an engine on a GPU: a cudaStream_t, in which the attend is done; else NULL
     uint64_t *request; // as in attnd_step_opts
 } attnd_attend_args;
 
@@ -253,8 +268,9 @@ uint32_t attnd_poll(attnd_client *c, int32_t wait_ms);
 // attnd_buffers is memory for attends of up to max_rows query rows and max_new_rows new ones that,
 // over a ring, is shared with the daemon: q, k and v are written there by the caller, contiguous;
 // out and lse (NULL unless asked for) point at the results of the last attend that succeeded, until
-// the next one.  Over NNG it is ordinary memory.  One attend at a time: else ATTND_EBUSY, also
-// while one that timed out has not ended.  Not for decode and prefill (ATTND_ENOTSUP). After
+// the next one.  Over NNG it is ordinary memory, in service mode memory of the region, where out
+// and lse are those of the last attend in stream order.  One attend at a time: else ATTND_EBUSY,
+// also while one that timed out has not ended.  Not for decode and prefill (ATTND_ENOTSUP). After
 // attnd_reconnect had to make a new connection: ATTND_ESTALE; only free them then.
 struct attnd_buffers {
     void *q;          // [max_rows, q_heads, head_dim]
@@ -268,18 +284,33 @@ attnd_err attnd_buffers_create(attnd_client *c, attnd_buffers **out, uint32_t mo
                                attnd_errinfo *info);
 void attnd_buffers_free(attnd_buffers *b); // accepts NULL
 
+// attnd_memory is memory of the region in service mode, aligned to 256 bytes, at an address of the
+// client's GPU.  q, k, v and out that lie in it at multiples of 256 bytes, with strides of
+// multiples of 8 elements, are not copied; parts of one tensor, such as the product of a fused
+// projection, may be q, k and v.  ATTND_ENOTSUP: there is no region; ATTND_ENOSPC: it is full.
+// Work that uses it must have ended before it is freed; it may be freed after attnd_close.
+typedef struct attnd_memory {
+    void *data;
+    uint64_t bytes;
+} attnd_memory;
+attnd_err attnd_memory_create(attnd_client *c, attnd_memory **out, uint64_t bytes,
+                              attnd_errinfo *info);
+void attnd_memory_free(attnd_memory *m); // accepts NULL
+
 // attnd_step_commit: accept [num_seqs]; lens [num_seqs] gets the committed lengths (may be NULL).
 attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *accept,
                             uint32_t num_seqs, uint32_t *lens, attnd_errinfo *info);
 attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info);
 
-// attnd_step_replay is for CUDA graphs, in process on a GPU.  Attends in a stream under capture are
-// captured: nothing is done then, and their step need not be committed.  For each step that follows
-// with as many sequences and rows, lengths as they may be, attnd_step_replay copies tables and plan
-// into stream for the graph's kernels; the caller launches the graph there, behind it, and commits:
-// every captured layer counts as attended.  `captured` is the step that was open during the
-// capture, kept with its plans until attnd_close; q, k, v and out lie where they were.
-// ATTND_ENOTSUP: the step needs other kernels than those that were captured.
+// attnd_step_replay is for CUDA graphs, with an engine on a GPU.  Attends in a stream under capture
+// are captured: nothing is done then, and their step need not be committed.  For each step that
+// follows with as many sequences and rows, lengths as they may be, attnd_step_replay copies tables
+// and plan into stream for the graph's kernels (in service mode it tells the daemon, in one message
+// for all layers); the caller launches the graph there, behind it, and commits: every captured
+// layer counts as attended.  `captured` is the step that was open during the capture, kept until
+// attnd_close or attnd_reconnect makes a new connection; q, k, v and out lie where they were.
+// ATTND_ENOTSUP: the step needs other kernels than those that were captured.  A graph that is not
+// launched after all: cancel the step.
 //
 // In process on a GPU a commit returns when the step's work has ended, or before: when all new
 // tokens are accepted, no token ids were given, no layer has a window, and the client has kept or

@@ -1,6 +1,7 @@
-// attnd_engine is what attends in a client's own process: a table of functions, since libattnd has
-// no kernels.  libattn makes one for each kind of memory (attention/attn_engine.h); a client names
-// it in attnd_connect_opts.engine, and libattnd calls it.
+// attnd_engine is what a client's own process does on its device: a table of functions, since
+// libattnd knows no device.  libattn makes them (attention/attn_engine.h); a client names one in
+// attnd_connect_opts.engine, and libattnd calls it.  There are two kinds: one attends over the
+// daemon's arena (in process), the other hands attends over to the daemon (service).
 //
 // An engine is open as long as its connection: it maps the arena, keeps models and open steps, and
 // runs launches over the arena.  close unmaps it; nothing runs any more then.  Any thread, also at
@@ -39,8 +40,57 @@ typedef struct attnd_engine_step {
     size_t tables_bytes;
 } attnd_engine_step;
 
+// attnd_service is the part of an engine for service mode: tensors lie in a region, device memory
+// that the daemon has made, and a pair of 32-bit flags in host memory passes an attend there and
+// back.  What the client does for one is work in its stream, in this order:
+//     copies in | ready = 1 | wait until done is not 0 | done = 0 | copies out
+// The values are constants, so that a graph of it can be replayed.  Nothing is looked up or checked
+// in between: libattnd has sent the daemon what it needs to know.
+typedef struct attnd_service_opts {
+    int fd;         // of the region, borrowed until open returns
+    uint64_t bytes; // of the region
+    void *flags;    // [flags_bytes], whole pages, mapped until close has returned
+    uint64_t flags_bytes;
+    uint8_t device[16]; // UUID of the GPU whose memory the region is; zeros = host memory
+} attnd_service_opts;
+
+// attnd_service_copy copies [rows, heads, width bytes], the heads of a row behind each other in
+// `to`.  Strides count bytes.
+typedef struct attnd_service_copy {
+    void *to;
+    const void *from;
+    uint64_t rows, heads, width;
+    uint64_t to_row, from_row, from_head; // from one to the next
+} attnd_service_copy;
+
+typedef struct attnd_hand_over {
+    attnd_service_copy in[3], out[2];
+    uint32_t num_in, num_out;
+    uint32_t *ready, *done; // in the flags
+} attnd_hand_over;
+
+typedef struct attnd_service {
+    // device tells which GPU the client's streams are on, the current one (zeros: host memory), and
+    // whether MPS lets it share that with other processes.
+    attnd_err (*device)(uint8_t uuid[16], bool *mps, attnd_errinfo *info);
+    // open maps the region; *base is where the client's device sees it.  That is the region's own
+    // or one that reaches it (peer access).  ATTND_ENOTSUP with the field.
+    attnd_err (*open)(void **state, void **base, const attnd_service_opts *opts,
+                      attnd_errinfo *info);
+    // close returns once nothing of the device's work uses the region any more, and unmaps it.
+    void (*close)(void *state);
+    // capture tells which capture the stream is under; 0 = none.
+    attnd_err (*capture)(void *state, void *stream, uint64_t *id, attnd_errinfo *info);
+    attnd_err (*hand_over)(void *state, void *stream, const attnd_hand_over *h,
+                           attnd_errinfo *info);
+    // idle says whether all work of the stream has ended; true when it cannot be told.
+    bool (*idle)(void *state, void *stream);
+} attnd_service;
+
+// attnd_engine: one for service mode has a name and a service, and nothing else.
 typedef struct attnd_engine {
     const char *name;
+    const attnd_service *service; // NULL = in process
     // open: ATTND_ENOTSUP with the field: not such memory, or not on this machine.
     attnd_err (*open)(void **state, const attnd_engine_opts *opts, attnd_errinfo *info);
     void (*close)(void *state);

@@ -41,6 +41,7 @@ struct attnd_client {
     uint32_t spin_us;
     const attnd_engine *engine; // NULL = the daemon attends
     int32_t engine_threads;
+    uint64_t region_bytes;
     pthread_mutex_t reconnect_lock; // taken before lock
     pthread_mutex_t lock;           // guards all below
     client_conn *conn;
@@ -56,6 +57,11 @@ struct attnd_client {
     client_async asyncs[CLIENT_MAX_SLOTS];
     client_async *idle_asyncs, *started; // started: oldest first
 };
+
+// client_in_process says whether the client attends itself, over the daemon's arena.
+static inline bool client_in_process(const attnd_client *c) {
+    return c->engine && !c->engine->service;
+}
 
 // client_model_get copies an open model of this client: ATTND_ENOENT.
 attnd_err client_model_get(attnd_client *c, uint32_t model, client_model *out, attnd_errinfo *info);
@@ -110,18 +116,23 @@ attnd_err client_engine_model(attnd_client *c, uint32_t model, const char *json,
 attnd_err client_engine_step(const client_msg *reply, uint32_t tables_off,
                              const attnd_engine_step *step, attnd_errinfo *info);
 
-// client_engine_ready checks that a step may be committed (attnd_engine.h, step_ready).  ATTND_OK
-// without an engine.  client_engine_close forgets a step that has ended; client_engine_settle waits
-// for all work in process.
+// client_engine_ready checks that a step may be committed (attnd_engine.h, step_ready); in service
+// mode it waits for the answers to its attends.  ATTND_OK without an engine.  client_engine_close
+// forgets a step that has ended.
 attnd_err client_engine_ready(attnd_client *c, uint64_t step, const attnd_accept *accept,
                               uint32_t num_seqs, attnd_errinfo *info);
 void client_engine_close(attnd_client *c, uint64_t step);
-attnd_err client_engine_settle(attnd_client *c, attnd_errinfo *info);
+
+// client_engine_settle waits for all work in process, or in service mode for that of a step's
+// stream (step 0: not at all).  client_engine_collect waits for the answers that are left of a step
+// that was cancelled in service mode, and returns whether there were any.
+attnd_err client_engine_settle(attnd_client *c, uint64_t step, attnd_errinfo *info);
+bool client_engine_collect(attnd_client *c, uint64_t step);
 
 // client_engine_waits makes every commit wait for its work from now on.
 void client_engine_waits(attnd_client *c);
 
-// client_engine_attend attends in process; args without buffers.
+// client_engine_attend attends by the engine; args without buffers.
 attnd_err client_engine_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
                                attnd_errinfo *info);
 

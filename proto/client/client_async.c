@@ -51,7 +51,7 @@ static attnd_err start(attnd_client *c, client_async *a, attnd_errinfo *info) {
 attnd_err attnd_attend_start(attnd_client *c, const attnd_attend_args *args, attnd_attend_cb *cb,
                              void *ctx, attnd_errinfo *info) {
     if (c->engine) {
-        return attnd_fail(info, ATTND_ENOTSUP, "engine", "an attend in process is not started");
+        return attnd_fail(info, ATTND_ENOTSUP, "engine", "an attend by an engine is not started");
     }
     client_async *a = take_idle(c);
     if (!a) {

@@ -57,46 +57,76 @@ static attnd_err connect_to(int *out, const char *path, int32_t timeout_ms, attn
     return ATTND_OK;
 }
 
-// receive takes the answer and the descriptor with it, -1 when there is none.  The room is for one,
-// and CMSG_SPACE would have padding in which the kernel puts another.
-static attnd_err receive(int fd, void *reply, size_t size, int32_t timeout_ms, int *passed,
-                         attnd_errinfo *info) {
+enum { MAX_FDS = 2 };
+
+static void close_fds(int fds[MAX_FDS]) {
+    for (int i = 0; i < MAX_FDS; i++) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+        fds[i] = -1;
+    }
+}
+
+// take_fds keeps the first `most` of the descriptors that came, and closes the rest.
+static int take_fds(struct msghdr *msg, int most, int fds[MAX_FDS]) {
+    const struct cmsghdr *h = CMSG_FIRSTHDR(msg);
+    int came = 0;
+    if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) {
+        for (; h->cmsg_len >= CMSG_LEN((unsigned)(came + 1) * sizeof(int)); came++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(h) + (size_t)came * sizeof(int), sizeof(int));
+            if (came < most) {
+                fds[came] = fd;
+            } else {
+                close(fd);
+            }
+        }
+    }
+    return came;
+}
+
+// receive takes an answer and the descriptors with it, -1 where there is none; at most `most` may
+// come.  The caller owns them, but after an error.
+static attnd_err receive(int fd, void *reply, size_t size, int32_t timeout_ms, int most,
+                         int fds[MAX_FDS], attnd_errinfo *info) {
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_SPACE(MAX_FDS * sizeof(int))];
     } control;
     struct iovec iov = {reply, size};
     struct msghdr msg = {.msg_iov = &iov,
                          .msg_iovlen = 1,
                          .msg_control = control.space,
-                         .msg_controllen = CMSG_LEN(sizeof(int))};
+                         .msg_controllen = sizeof(control)};
     uint64_t until_ms = attnd_clock_ms() + (uint64_t)timeout_ms;
     ssize_t bytes;
+    fds[0] = fds[1] = -1;
     do {
         bytes = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
     } while (bytes < 0 && again(until_ms));
     if (bytes < 0) {
         return failed("attach socket", errno, info);
     }
-    const struct cmsghdr *h = CMSG_FIRSTHDR(&msg);
-    *passed = -1;
-    if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS &&
-        h->cmsg_len >= CMSG_LEN(sizeof(int))) {
-        memcpy(passed, CMSG_DATA(h), sizeof(int));
-    }
-    if (bytes == 0) {
-        return attnd_fail(info, ATTND_ECONN, "", "the daemon takes no ring");
-    }
+    int came = take_fds(&msg, most, fds);
     uint32_t magic;
     memcpy(&magic, reply, sizeof(magic));
-    if (bytes != (ssize_t)size || magic != PROTO_RING_MAGIC) {
-        return attnd_fail(info, ATTND_EPROTO, "magic", "the attach socket's answer is malformed");
+    attnd_err err = ATTND_OK;
+    if (bytes == 0) {
+        err = attnd_fail(info, ATTND_ECONN, "", "the daemon takes no ring");
+    } else if (bytes != (ssize_t)size || magic != PROTO_RING_MAGIC) {
+        err = attnd_fail(info, ATTND_EPROTO, "magic", "the attach socket's answer is malformed");
+    } else if (came > most) {
+        err = attnd_fail(info, ATTND_EPROTO, "", "more descriptors came than were asked for");
+    } else if (msg.msg_flags & MSG_CTRUNC) {
+        err = came < most
+                  ? attnd_fail(info, ATTND_ENOMEM, "", "no descriptor left for a ring")
+                  : attnd_fail(info, ATTND_EPROTO, "", "more descriptors came than were asked for");
     }
-    if (msg.msg_flags & MSG_CTRUNC) {
-        return *passed < 0 ? attnd_fail(info, ATTND_ENOMEM, "", "no descriptor left for a ring")
-                           : attnd_fail(info, ATTND_EPROTO, "", "more than one descriptor came");
+    if (err) {
+        close_fds(fds);
     }
-    return ATTND_OK;
+    return err;
 }
 
 static attnd_err map(client_attached *out, int region, const proto_attach_reply *reply,
@@ -118,61 +148,110 @@ static attnd_err map(client_attached *out, int region, const proto_attach_reply 
     return ATTND_OK;
 }
 
-static attnd_err refused(const proto_attach_reply *reply, bool arena, attnd_errinfo *info) {
+static attnd_err refused(const proto_attach_reply *reply, const proto_attach *ask,
+                         attnd_errinfo *info) {
     attnd_err err = reply->status < 0 ? (attnd_err)reply->status : ATTND_EPROTO;
-    if (arena && (err == ATTND_EPERM || err == ATTND_ENOTSUP)) {
+    if ((ask->flags & PROTO_ATTACH_ARENA) && (err == ATTND_EPERM || err == ATTND_ENOTSUP)) {
         return attnd_fail(info, err, "engine", "the daemon gives no arena: %s",
                           err == ATTND_EPERM ? "its server.in_process_uids does not name this user"
                                              : "it has none that can be shared");
     }
-    return attnd_fail(info, err, "", "the daemon gives no ring: %s", attnd_strerror(err));
+    if ((ask->flags & PROTO_ATTACH_REGION) && err == ATTND_ENOTSUP) {
+        return attnd_fail(info, err, "engine",
+                          "the daemon gives no region: it computes on the CPU");
+    }
+    return attnd_fail(info, err, "", "the daemon gives no ring%s: %s",
+                      ask->flags & PROTO_ATTACH_REGION ? " or no region" : "", attnd_strerror(err));
 }
 
 static attnd_err receive_arena(client_attached *out, int32_t timeout_ms, attnd_errinfo *info) {
-    attnd_err err =
-        receive(out->fd, &out->arena, sizeof(out->arena), timeout_ms, &out->arena_fd, info);
+    int fds[MAX_FDS];
+    attnd_err err = receive(out->fd, &out->arena, sizeof(out->arena), timeout_ms, 1, fds, info);
+    out->arena_fd = err ? -1 : fds[0];
     return !err && out->arena_fd < 0 ? attnd_fail(info, ATTND_EPROTO, "engine", "no arena came")
                                      : err;
 }
 
+// receive_region: the flags are accessed by this process, so they must keep their size.
+static attnd_err receive_region(client_attached *out, const proto_region_ask *ask,
+                                int32_t timeout_ms, attnd_errinfo *info) {
+    int fds[MAX_FDS];
+    const proto_region *r = &out->region;
+    struct stat st;
+    attnd_err err = receive(out->fd, &out->region, sizeof(*r), timeout_ms, 2, fds, info);
+    if (err) {
+        return err;
+    }
+    out->region_fd = fds[0];
+    out->flags_fd = fds[1];
+    int seals = out->flags_fd >= 0 ? fcntl(out->flags_fd, F_GET_SEALS) : -1;
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(out->flags_fd, &st) != 0 ||
+        (uint64_t)st.st_size < r->flags_bytes || r->num_flags != ask->num_flags ||
+        r->flags_bytes != proto_flags_bytes(r->num_flags) || r->bytes < ask->bytes) {
+        return attnd_fail(info, ATTND_EPROTO, "engine", "the region is not the one asked for");
+    }
+    return ATTND_OK;
+}
+
+// send_ask sends the packet, which is longer when it asks for a region.
+static attnd_err send_ask(int fd, const proto_attach *ask, const proto_region_ask *region,
+                          attnd_errinfo *info) {
+    uint8_t packet[sizeof(*ask) + sizeof(*region)];
+    size_t bytes = sizeof(*ask);
+    memcpy(packet, ask, sizeof(*ask));
+    if (ask->flags & PROTO_ATTACH_REGION) {
+        memcpy(packet + bytes, region, sizeof(*region));
+        bytes += sizeof(*region);
+    }
+    return send(fd, packet, bytes, MSG_NOSIGNAL) == (ssize_t)bytes
+               ? ATTND_OK
+               : failed("attach socket", errno, info);
+}
+
 attnd_err client_attach(client_attached *out, const char *path, const proto_attach *ask,
-                        int32_t timeout_ms, uint64_t *most, attnd_errinfo *info) {
+                        const proto_region_ask *region, int32_t timeout_ms, uint64_t *most,
+                        attnd_errinfo *info) {
     proto_attach_reply reply = {0};
-    int region = -1;
-    bool arena = ask->flags & PROTO_ATTACH_ARENA;
-    out->arena_fd = -1;
-    out->base = NULL;
+    int fds[MAX_FDS] = {-1, -1};
+    *out = (client_attached){.arena_fd = -1, .region_fd = -1, .flags_fd = -1};
     *most = 0;
     attnd_err err = proto_ring_layout_make(&out->layout, ask->entries, ask->data_bytes, info);
     if (err || (err = connect_to(&out->fd, path, timeout_ms, info))) {
         return err;
     }
-    if (send(out->fd, ask, sizeof(*ask), MSG_NOSIGNAL) != (ssize_t)sizeof(*ask)) {
-        err = failed("attach socket", errno, info);
-    } else {
-        err = receive(out->fd, &reply, sizeof(reply), timeout_ms, &region, info);
+    if (!(err = send_ask(out->fd, ask, region, info))) {
+        err = receive(out->fd, &reply, sizeof(reply), timeout_ms, 1, fds, info);
     }
     if (!err && reply.status != 0) {
         *most = reply.bytes;
-        err = refused(&reply, arena, info);
+        err = refused(&reply, ask, info);
     }
     if (!err) {
-        err = map(out, region, &reply, info);
+        err = map(out, fds[0], &reply, info);
     }
-    if (!err && arena) {
+    if (!err && (ask->flags & PROTO_ATTACH_ARENA)) {
         err = receive_arena(out, timeout_ms, info);
     }
-    if (region >= 0) {
-        close(region);
+    if (!err && (ask->flags & PROTO_ATTACH_REGION)) {
+        err = receive_region(out, region, timeout_ms, info);
     }
-    if (err && out->base) {
-        munmap(out->base, out->layout.bytes);
-    }
-    if (err && out->arena_fd >= 0) {
-        close(out->arena_fd);
-    }
+    close_fds(fds);
     if (err) {
+        client_attached_close(out);
+        if (out->base) {
+            munmap(out->base, out->layout.bytes);
+        }
         close(out->fd);
     }
     return err;
+}
+
+void client_attached_close(client_attached *a) {
+    int *fds[] = {&a->arena_fd, &a->region_fd, &a->flags_fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++) {
+        if (*fds[i] >= 0) {
+            close(*fds[i]);
+        }
+        *fds[i] = -1;
+    }
 }

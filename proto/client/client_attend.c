@@ -182,7 +182,7 @@ attnd_err client_attend_read(proto_view msg, const attnd_attend_args *args,
                          : read_attend(msg, args, model, NULL, 0, ran, info);
 }
 
-// attend_here attends in process.
+// attend_here attends by the engine.
 static attnd_err attend_here(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
                              attnd_errinfo *info) {
     attnd_attend_args a = *args;
@@ -190,9 +190,6 @@ static attnd_err attend_here(attnd_client *c, const attnd_attend_args *args, att
     if (err || (err = check_attend(c, &a, info)) ||
         (err = client_engine_attend(c, &a, ran, info))) {
         return err;
-    }
-    if (args->request) {
-        *args->request = 0; // there is none
     }
     if (args->buffers) {
         client_buffers_done(args);
@@ -276,7 +273,7 @@ static attnd_err call_attend1(attnd_client *c, proto_op op, attend1 *a, uint32_t
     client_msg m = {0};
     client_start_opts how = {.request_id = a->args->request};
     attnd_err err = client_check_seqs(c, a->seqs, a->num_seqs, info);
-    if (err || (err = client_engine_settle(c, info)) ||
+    if (err || (err = client_engine_settle(c, 0, info)) ||
         (err = check_attend1_seqs(a->seqs, a->num_seqs, info)) ||
         (err = check_attend1_args(a->args, info)) || (err = check_attend(c, a->args, info)) ||
         (err = client_model_get(c, a->args->model, &a->model, info)) ||

@@ -4,24 +4,28 @@
 //     it]
 //
 // Over a ring the message lies in the region and each attend sends it again as it is.  Over NNG it
-// is ordinary memory, and an attend through it is one with the caller's arrays.
+// is ordinary memory, in service mode device memory that the daemon sees, and an attend through it
+// is one with the caller's arrays.
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/client/client_attend.h"
+#include "proto/client/client_service.h"
 
-enum { LINE = 64 }; // what tensors are aligned to
+enum { LINE = 256 }; // what tensors are aligned to
 
 typedef struct buffers {
     attnd_buffers pub; // first
     attnd_client *client;
     uint32_t model;
     bool lse;
-    client_msg msg;   // over a ring
-    uint8_t *memory;  // over NNG: q, k, v, out, lse
-    void *out;        // in memory
-    float *out_lse;   // likewise
-    uint64_t offs[3]; // of q, k, v in the message
+    client_msg msg;          // over a ring
+    uint8_t *memory;         // over NNG, in service mode: q, k, v, out, lse
+    attnd_memory *in_region; // in service mode what memory is in
+    client_conn *conn;       // likewise, to be compared only
+    void *out;               // in memory
+    float *out_lse;          // likewise
+    uint64_t offs[3];        // of q, k, v in the message
 } buffers;
 
 static uint64_t line(uint64_t bytes) {
@@ -47,14 +51,26 @@ static void point(buffers *b, uint8_t *base) {
     b->pub.v = base + b->offs[2];
 }
 
-static attnd_err make_private(buffers *b, const client_model *m, attnd_errinfo *info) {
+// take_memory takes memory of this process, or in service mode of the region.
+static attnd_err take_memory(buffers *b, bool service, uint64_t bytes, attnd_errinfo *info) {
+    if (service) {
+        attnd_err err = attnd_memory_create(b->client, &b->in_region, bytes, info);
+        b->memory = err ? NULL : b->in_region->data;
+        return err;
+    }
+    b->memory = aligned_alloc(LINE, bytes);
+    return b->memory ? ATTND_OK : attnd_fail(info, ATTND_ENOMEM, "", "no memory for buffers");
+}
+
+static attnd_err make_private(buffers *b, const client_model *m, bool service,
+                              attnd_errinfo *info) {
     uint64_t out_off = lay_out(b, m, 0), rows = b->pub.max_rows;
     uint64_t lse_off =
         line(out_off + rows * m->q_heads * m->v_head_dim * attnd_dtype_bytes(m->dtype));
     uint64_t bytes = line(lse_off + (b->lse ? rows * m->q_heads * sizeof(float) : 0) + 1);
-    b->memory = aligned_alloc(LINE, bytes);
-    if (!b->memory) {
-        return attnd_fail(info, ATTND_ENOMEM, "", "no memory for buffers");
+    attnd_err err = take_memory(b, service, bytes, info);
+    if (err) {
+        return err;
     }
     point(b, b->memory);
     b->out = b->memory + out_off;
@@ -92,7 +108,9 @@ attnd_err attnd_buffers_create(attnd_client *c, attnd_buffers **out, uint32_t mo
     b->model = model;
     b->lse = lse;
     client_conn *conn = client_conn_of(c);
-    err = client_conn_keeps(conn) ? make_shared(b, &m, info) : make_private(b, &m, info);
+    err = client_conn_keeps(conn) ? make_shared(b, &m, info)
+                                  : make_private(b, &m, conn->service != NULL, info);
+    b->conn = conn->service ? conn : NULL;
     client_conn_rele(conn);
     if (err) {
         free(b);
@@ -106,7 +124,11 @@ void attnd_buffers_free(attnd_buffers *pub) {
     if (pub) {
         buffers *b = of(pub);
         client_msg_free(&b->msg);
-        free(b->memory);
+        if (b->in_region) {
+            attnd_memory_free(b->in_region);
+        } else {
+            free(b->memory);
+        }
         free(b);
     }
 }
@@ -147,7 +169,11 @@ static attnd_attend_args plain(const attnd_attend_args *args) {
 attnd_err client_buffers_plain(attnd_client *c, const attnd_attend_args *args,
                                attnd_attend_args *out, attnd_errinfo *info) {
     attnd_err err = check(c, args, info);
-    if (!err && !of(args->buffers)->memory) {
+    const buffers *b = of(args->buffers);
+    client_conn *conn = client_conn_of(c);
+    bool stale = !b->memory || (b->conn && b->conn != conn);
+    client_conn_rele(conn);
+    if (!err && stale) {
         err = attnd_fail(info, ATTND_ESTALE, "buffers", "buffers of a connection that is lost");
     }
     if (!err) {

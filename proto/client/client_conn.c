@@ -113,7 +113,7 @@ void client_msg_free(client_msg *m) {
 }
 
 bool client_conn_keeps(const client_conn *conn) {
-    return conn->ops->again != NULL && !conn->engine;
+    return conn->ops->again != NULL && !conn->engine && !conn->service;
 }
 
 attnd_err client_msg_again(client_msg *out, const client_msg *m, attnd_errinfo *info) {

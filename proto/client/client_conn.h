@@ -57,6 +57,7 @@ typedef struct client_ring_opts {
     uint32_t spin_us;           // before a waiting thread sleeps
     const attnd_engine *engine; // NULL = none
     int32_t engine_threads;
+    uint64_t region_bytes; // of an engine for service mode
 } client_ring_opts;
 attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
                            attnd_errinfo *info);
@@ -152,6 +153,7 @@ struct client_conn {
     const client_conn_ops *ops;
     const attnd_engine *engine; // attends in this process; NULL = the daemon does
     void *engine_state;
+    struct client_service *service; // hands attends to the daemon in streams; NULL = in messages
     atomic_uint refs;
     atomic_uint events;
     pthread_mutex_t lock; // guards all below

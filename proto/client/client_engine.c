@@ -1,6 +1,6 @@
-// The way to the engine of an in-process client.  The engine is its connection's: each call holds
-// that, so that the arena stays mapped until the call has ended.
-#include "proto/client/client.h"
+// The way to a client's engine, in process or for service mode.  The engine is its connection's:
+// each call holds that, so that arena or region stay mapped until the call has ended.
+#include "proto/client/client_service.h"
 
 attnd_err client_engine_model(attnd_client *c, uint32_t model, const char *json,
                               uint32_t block_tokens, attnd_errinfo *info) {
@@ -16,7 +16,7 @@ attnd_err client_engine_step(const client_msg *reply, uint32_t tables_off,
                              const attnd_engine_step *step, attnd_errinfo *info) {
     const client_conn *conn = reply->conn;
     if (!conn->engine) {
-        return ATTND_OK;
+        return conn->service ? client_service_step_open(conn->service, step, info) : ATTND_OK;
     }
     attnd_engine_step s = *step;
     attnd_err err =
@@ -41,6 +41,8 @@ attnd_err client_engine_ready(attnd_client *c, uint64_t step, const attnd_accept
         bool soon = !c->commits_wait;
         pthread_mutex_unlock(&c->lock);
         err = conn->engine->step_ready(conn->engine_state, step, accept, num_seqs, soon, info);
+    } else if (conn->service) {
+        err = client_service_ready(conn->service, step, c->timeout_ms, info);
     }
     client_conn_rele(conn);
     return err;
@@ -52,20 +54,36 @@ void client_engine_waits(attnd_client *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
-attnd_err client_engine_settle(attnd_client *c, attnd_errinfo *info) {
+attnd_err client_engine_settle(attnd_client *c, uint64_t step, attnd_errinfo *info) {
     client_conn *conn = client_conn_of(c);
-    attnd_err err = conn->engine ? conn->engine->settle(conn->engine_state, info) : ATTND_OK;
+    attnd_err err = conn->engine ? conn->engine->settle(conn->engine_state, info)
+                    : conn->service
+                        ? client_service_settle(conn->service, step, c->timeout_ms, info)
+                        : ATTND_OK;
     client_conn_rele(conn);
     return err;
+}
+
+bool client_engine_collect(attnd_client *c, uint64_t step) {
+    client_conn *conn = client_conn_of(c);
+    bool any = conn->service && client_service_collect(conn->service, step, c->timeout_ms);
+    client_conn_rele(conn);
+    return any;
 }
 
 attnd_err attnd_step_replay(attnd_client *c, uint64_t captured, uint64_t step, void *stream,
                             attnd_errinfo *info) {
     client_conn *conn = client_conn_of(c);
-    attnd_err err = !conn->engine ? attnd_fail(info, ATTND_ENOTSUP, "engine", "there is no engine")
-                    : client_conn_is_lost(conn)
-                        ? client_conn_lost(conn, info)
-                        : conn->engine->replay(conn->engine_state, captured, step, stream, info);
+    attnd_err err;
+    if (client_conn_is_lost(conn)) {
+        err = client_conn_lost(conn, info);
+    } else if (conn->engine) {
+        err = conn->engine->replay(conn->engine_state, captured, step, stream, info);
+    } else if (conn->service) {
+        err = client_service_replay(conn->service, captured, step, stream, c->timeout_ms, info);
+    } else {
+        err = attnd_fail(info, ATTND_ENOTSUP, "engine", "there is no engine");
+    }
     client_conn_rele(conn);
     return err;
 }
@@ -74,16 +92,35 @@ void client_engine_close(attnd_client *c, uint64_t step) {
     client_conn *conn = client_conn_of(c);
     if (conn->engine) {
         conn->engine->step_close(conn->engine_state, step);
+    } else if (conn->service) {
+        client_service_step_close(conn->service, step);
     }
     client_conn_rele(conn);
+}
+
+// attend_service: what will have run is not known yet.
+static attnd_err attend_service(attnd_client *c, client_conn *conn, const attnd_attend_args *args,
+                                attnd_ran *ran, attnd_errinfo *info) {
+    client_model model;
+    attnd_err err = client_model_get(c, args->model, &model, info);
+    err = err ? err : client_service_attend(conn->service, &model, args, c->timeout_ms, info);
+    if (!err && ran) {
+        *ran = (attnd_ran){.why = "given to the daemon"};
+    }
+    return err;
 }
 
 attnd_err client_engine_attend(attnd_client *c, const attnd_attend_args *args, attnd_ran *ran,
                                attnd_errinfo *info) {
     client_conn *conn = client_conn_of(c);
     attnd_err err;
+    if (args->request) {
+        __atomic_store_n(args->request, 0, __ATOMIC_RELEASE); // in process there is none
+    }
     if (client_conn_is_lost(conn)) {
         err = client_conn_lost(conn, info);
+    } else if (conn->service) {
+        err = attend_service(c, conn, args, ran, info);
     } else {
         err = conn->engine->attend(conn->engine_state, args, ran, info);
     }

@@ -167,13 +167,15 @@ static attnd_err open_model(attnd_client *c, const char *json, uint32_t *model,
         proto_obj o;
         proto_obj_open(&o, doc, info);
         if (!proto_obj_u32(&o, "model", 0, UINT32_MAX, model) ||
-            (c->engine && !proto_obj_u32(&o, "block_tokens", 1, UINT32_MAX, &block_tokens))) {
+            (client_in_process(c) &&
+             !proto_obj_u32(&o, "block_tokens", 1, UINT32_MAX, &block_tokens))) {
             err = attnd_fail(info, ATTND_EPROTO, "model", "the reply names no model");
         }
     }
     cJSON_Delete(doc);
     free(reply);
-    if (!err && c->engine && (err = client_engine_model(c, *model, json, block_tokens, info))) {
+    if (!err && client_in_process(c) &&
+        (err = client_engine_model(c, *model, json, block_tokens, info))) {
         proto_model body = {.model = *model};
         client_call_fixed(c, PROTO_MODEL_CLOSE, &body, sizeof(body), NULL, 0, NULL);
     }

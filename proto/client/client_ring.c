@@ -28,6 +28,7 @@
 #include "proto/client/client_area.h"
 #include "proto/client/client_attach.h"
 #include "proto/client/client_conn.h"
+#include "proto/client/client_service.h"
 #include "proto/clock.h"
 #include "proto/list.h"
 
@@ -445,6 +446,7 @@ static void free_conn(client_conn *base) {
         base->engine->close(base->engine_state);
         leave(conn->fd);
     }
+    client_service_close(base->service);
     munmap(conn->region, conn->layout.bytes);
     close(conn->fd);
     client_conn_fini(base);
@@ -462,50 +464,91 @@ static attnd_err open_engine(const client_ring_opts *opts, client_attached *a, v
                                 .deterministic = a->arena.flags & PROTO_ARENA_DETERMINISTIC,
                                 .threads = opts->engine_threads};
     memcpy(engine.device, a->arena.device, sizeof(engine.device));
-    attnd_err err = opts->engine->open(state, &engine, info);
-    close(a->arena_fd);
+    return opts->engine->open(state, &engine, info);
+}
+
+// daemon_gone is called on the thread that watches the socket.
+static void daemon_gone(void *ctx) {
+    ring_conn *conn = ctx;
+    pthread_mutex_lock(&conn->base.lock);
+    check_peer(conn);
+    pthread_mutex_unlock(&conn->base.lock);
+}
+
+// open_with opens what the engine needs of an attached ring.
+static attnd_err open_with(ring_conn *conn, const client_ring_opts *opts, client_attached *a,
+                           attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    if (opts->engine && opts->engine->service) {
+        err = client_service_open(&conn->base.service, &conn->base, opts->engine->service, a,
+                                  daemon_gone, info);
+    } else if (opts->engine) {
+        err = open_engine(opts, a, &conn->base.engine_state, info);
+        conn->base.engine = err ? NULL : opts->engine;
+    }
+    client_attached_close(a);
+    return err;
+}
+
+static ring_conn *make_conn(const client_attached *a, uint32_t spin_us) {
+    ring_conn *conn = calloc(1, sizeof(*conn));
+    if (conn) {
+        client_conn_init(&conn->base, &ring_ops);
+        conn->fd = a->fd;
+        conn->region = a->base;
+        conn->head = (proto_ring *)(void *)a->base;
+        conn->layout = a->layout;
+        conn->spin_us = spin_us;
+        list_init(&conn->waiters);
+        client_area_init(&conn->area, a->layout.data_bytes);
+    }
+    return conn;
+}
+
+// ask_region fills in what is asked for in service mode.
+static attnd_err ask_region(const client_ring_opts *opts, proto_region_ask *out,
+                            attnd_errinfo *info) {
+    bool mps = false;
+    *out = (proto_region_ask){.bytes = opts->region_bytes, .num_flags = PROTO_REGION_MAX_FLAGS};
+    attnd_err err = opts->engine->service->device(out->device, &mps, info);
+    out->flags = mps ? PROTO_REGION_MPS : 0;
     return err;
 }
 
 attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
                            attnd_errinfo *info) {
+    bool service = opts->engine && opts->engine->service;
     proto_attach ask = {.magic = PROTO_RING_MAGIC,
                         .version = PROTO_VERSION,
-                        .flags = opts->engine ? PROTO_ATTACH_ARENA : 0,
+                        .flags = service        ? PROTO_ATTACH_REGION
+                                 : opts->engine ? PROTO_ATTACH_ARENA
+                                                : 0,
                         .entries = ENTRIES,
                         .data_bytes = opts->data_bytes};
+    proto_region_ask region = {.bytes = 0};
     client_attached a;
-    void *state = NULL;
-    attnd_err err = client_attach(&a, opts->path, &ask, opts->timeout_ms, most, info);
-    if (err) {
+    *most = 0;
+    attnd_err err = service ? ask_region(opts, &region, info) : ATTND_OK;
+    if (err || (err = client_attach(&a, opts->path, &ask, &region, opts->timeout_ms, most, info))) {
         return err;
     }
-    ring_conn *conn = calloc(1, sizeof(*conn));
+    ring_conn *conn = make_conn(&a, opts->spin_us);
     if (!conn) {
         err = attnd_fail(info, ATTND_ENOMEM, "", "no memory for a connection");
-    }
-    if (opts->engine && !err) {
-        err = open_engine(opts, &a, &state, info);
-    } else if (opts->engine) {
-        close(a.arena_fd);
+    } else {
+        err = open_with(conn, opts, &a, info);
     }
     if (err) {
+        client_attached_close(&a);
         munmap(a.base, a.layout.bytes);
         leave(a.fd);
         close(a.fd);
+        if (conn) {
+            client_conn_fini(&conn->base);
+        }
         free(conn);
         return err;
     }
-    client_conn_init(&conn->base, &ring_ops);
-    conn->base.engine = opts->engine;
-    conn->base.engine_state = state;
-    conn->fd = a.fd;
-    conn->region = a.base;
-    conn->head = (proto_ring *)(void *)a.base;
-    conn->layout = a.layout;
-    conn->spin_us = opts->spin_us;
-    list_init(&conn->waiters);
-    client_area_init(&conn->area, a.layout.data_bytes);
     *out = &conn->base;
     return ATTND_OK;
 }

@@ -44,19 +44,19 @@ attnd_err attnd_seq_create_priority(attnd_client *c, uint32_t model, uint32_t pr
 attnd_err attnd_seq_fork(attnd_client *c, uint64_t seq, uint64_t *forked, uint32_t *len,
                          attnd_errinfo *info) {
     proto_seq body = {.seq = seq};
-    attnd_err err = client_engine_settle(c, info);
+    attnd_err err = client_engine_settle(c, 0, info);
     return err ? err : call_seq(c, PROTO_SEQ_FORK, &body, sizeof(body), forked, len, info);
 }
 
 attnd_err attnd_seq_truncate(attnd_client *c, uint64_t seq, uint32_t len, attnd_errinfo *info) {
     proto_seq body = {.seq = seq, .len = len};
-    attnd_err err = client_engine_settle(c, info);
+    attnd_err err = client_engine_settle(c, 0, info);
     return err ? err : client_call_fixed(c, PROTO_SEQ_TRUNCATE, &body, sizeof(body), NULL, 0, info);
 }
 
 attnd_err attnd_seq_free(attnd_client *c, uint64_t seq, attnd_errinfo *info) {
     proto_seq body = {.seq = seq};
-    attnd_err err = client_engine_settle(c, info);
+    attnd_err err = client_engine_settle(c, 0, info);
     return err ? err : client_call_fixed(c, PROTO_SEQ_FREE, &body, sizeof(body), NULL, 0, info);
 }
 
@@ -65,7 +65,7 @@ attnd_err attnd_seq_keep(attnd_client *c, uint64_t seq, const char *name, uint64
     proto_seq_keep body = {.seq = seq, .ttl_ms = ttl_ms};
     attnd_err err = set_name(body.name, name, info);
     client_engine_waits(c);
-    err = err ? err : client_engine_settle(c, info);
+    err = err ? err : client_engine_settle(c, 0, info);
     return err ? err : client_call_fixed(c, PROTO_SEQ_KEEP, &body, sizeof(body), NULL, 0, info);
 }
 

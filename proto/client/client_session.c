@@ -18,6 +18,7 @@ enum {
     DEFAULT_TIMEOUT_MS = 30000,
     DEFAULT_SPIN_US = 50,
     DEFAULT_RING_BYTES = 32 << 20,
+    DEFAULT_REGION_BYTES = 256 << 20,
     FIRST_RETRY_MS = 2, // doubled until
     RETRY_MS = 50,
     PATH_BYTES = 256,
@@ -113,6 +114,17 @@ static attnd_err hello(const attnd_client *c, uint64_t session, const uint8_t *s
 
 // ---- connecting
 
+// ask_less makes a default of ours the daemon's most; false when there is none to be made smaller.
+static bool ask_less(const attnd_client *c, client_ring_opts *opts, uint64_t most) {
+    uint64_t *ask = !c->ring_bytes && most < opts->data_bytes       ? &opts->data_bytes
+                    : !c->region_bytes && most < opts->region_bytes ? &opts->region_bytes
+                                                                    : NULL;
+    if (ask && most > 0) {
+        *ask = most;
+    }
+    return ask && most > 0;
+}
+
 static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l,
                            attnd_errinfo *info) {
     uint64_t most = 0;
@@ -122,11 +134,11 @@ static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l
                              .engine = c->engine,
                              .engine_threads = c->engine_threads};
     opts.data_bytes = c->ring_bytes ? c->ring_bytes : DEFAULT_RING_BYTES;
-    attnd_err err = client_ring_open(&l->conn, &opts, &most, info);
-    if (err == ATTND_EMSGSIZE && !c->ring_bytes && most > 0) {
-        opts.data_bytes = most;
+    opts.region_bytes = c->region_bytes ? c->region_bytes : DEFAULT_REGION_BYTES;
+    attnd_err err;
+    do {
         err = client_ring_open(&l->conn, &opts, &most, info);
-    }
+    } while (err == ATTND_EMSGSIZE && ask_less(c, &opts, most));
     l->transport = ATTND_TRANSPORT_RING;
     return err;
 }
@@ -249,6 +261,7 @@ static attnd_client *create_client(const char *url, const attnd_connect_opts *o)
     c->transport = o->engine ? ATTND_TRANSPORT_RING : o->transport;
     c->engine = o->engine;
     c->engine_threads = o->engine_threads;
+    c->region_bytes = o->region_bytes;
     c->timeout_ms = o->timeout_ms ? o->timeout_ms : DEFAULT_TIMEOUT_MS;
     c->ring_bytes = o->ring_bytes;
     c->spin_us = o->spin_us < 0 ? 0 : o->spin_us ? (uint32_t)o->spin_us : DEFAULT_SPIN_US;

@@ -145,7 +145,7 @@ static attnd_err check_ready(attnd_client *c, const attnd_step_opts *o, attnd_er
 // get_tables_room returns what a reply has room for, set_tables_room sets it.
 static uint64_t get_tables_room(attnd_client *c) {
     pthread_mutex_lock(&c->lock);
-    uint64_t room = c->engine ? c->tables_room : 0;
+    uint64_t room = client_in_process(c) ? c->tables_room : 0;
     pthread_mutex_unlock(&c->lock);
     return room;
 }
@@ -214,7 +214,8 @@ attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs,
         return err;
     }
     err = open_step(c, model, seqs, num_seqs, &o, step, info);
-    if (err == ATTND_EMSGSIZE && c->engine && info->detail > 0) { // the tables have grown
+    if (err == ATTND_EMSGSIZE && client_in_process(c) &&
+        info->detail > 0) { // the tables have grown
         set_tables_room(c, 2 * (uint64_t)info->detail);
         o.commit_step = 0; // it stands
         err = open_step(c, model, seqs, num_seqs, &o, step, info);
@@ -277,10 +278,14 @@ attnd_err attnd_step_cancel(attnd_client *c, uint64_t step, attnd_errinfo *info)
     if (step == 0) {
         return attnd_fail(info, ATTND_EINVAL, "step", "0 is no step");
     }
-    attnd_err err = client_engine_settle(c, info);
+    attnd_err err = client_engine_settle(c, step, info);
     if (err) {
         return err;
     }
     client_engine_close(c, step);
-    return client_call_fixed(c, PROTO_CANCEL, &body, sizeof(body), NULL, 0, info);
+    err = client_call_fixed(c, PROTO_CANCEL, &body, sizeof(body), NULL, 0, info);
+    if (client_engine_collect(c, step)) { // its flags are not used any more: proto_region.h
+        client_call_fixed(c, PROTO_CANCEL, &body, sizeof(body), NULL, 0, NULL);
+    }
+    return err;
 }
