@@ -1,5 +1,6 @@
-// attn_engine has the engines of in-process clients (proto/client/attnd_engine.h): attention by a
-// client's own threads, or in its own streams, over the daemon's arena.  Constants; any thread.
+// attn_engine has the engines of clients (proto/client/attnd_engine.h): attention by a client's own
+// threads, or in its own streams, over the daemon's arena; and what hands attention over to the
+// daemon in the client's streams.  Constants; any thread.
 //
 //     attnd_connect_opts opts = {.engine = attn_engine_cpu()};
 #ifndef ATTND_ATTENTION_ATTN_ENGINE_H
@@ -22,6 +23,13 @@ const struct attnd_engine *attn_engine_cpu(void);
 // attnd_attend_args.stream, which is one and the same for all layers of a step.  Nothing is copied.
 // What the kernels do not take is refused by name (attention/cuda/attn_cuda.h).
 const struct attnd_engine *attn_engine_cuda(void);
+
+// attn_engine_cuda_service hands attends over to the daemon (service mode), in a library that was
+// built with CUDA.  The client's GPU is the one that is current at attnd_connect: the one that the
+// daemon computes on, or one that has peer access to it.  q, k, v, out and lse are memory of it,
+// out and lse contiguous; what does not lie in the region is copied in the stream, by one copy for
+// each tensor whose heads follow each other, else one for each head.
+const struct attnd_engine *attn_engine_cuda_service(void);
 
 #ifdef __cplusplus
 }

@@ -18,6 +18,7 @@
 #include "attention/attn_engine.h"
 #include "attention/attn_engine_core.h"
 #include "attention/cuda/attn_cuda.h"
+#include "attention/cuda/attn_cuda_engine.h"
 #include "attention/cuda/attn_cuda_error.h"
 #include "attention/cuda/attn_cuda_memory.h"
 #include "attention/cuda/attn_cuda_plan.h"
@@ -448,28 +449,6 @@ static void free_memory(attn_engine *e, attn_engine_memory *m) {
 
 // ---- life
 
-// find_device finds the GPU whose memory the arena is.
-static attnd_err find_device(const attnd_engine_opts *opts, int *out, attnd_errinfo *info) {
-    attnd_err err = attn_cuda_driver_check(info);
-    int num = 0;
-    if (err) {
-        return err;
-    }
-    TRY_CUDA(cudaGetDeviceCount(&num));
-    for (int i = 0; i < num; i++) {
-        struct cudaDeviceProp prop;
-        TRY_CUDA(cudaGetDeviceProperties(&prop, i));
-        if (memcmp(&prop.uuid, opts->device, sizeof(opts->device)) == 0) {
-            *out = i;
-            return ATTND_OK;
-        }
-    }
-    return attnd_fail(info, ATTND_ENOTSUP, "engine",
-                      "the arena is not in memory of a GPU that this process sees");
-end:
-    return err;
-}
-
 static attnd_err engine_open(attn_engine *e, const attnd_engine_opts *opts, attnd_errinfo *info) {
     cuda_engine *c = calloc(1, sizeof(*c));
     if (!c) {
@@ -477,7 +456,7 @@ static attnd_err engine_open(attn_engine *e, const attnd_engine_opts *opts, attn
     }
     e->backend = c;
     c->arena.fd = -1;
-    attnd_err err = find_device(opts, &c->device, info);
+    attnd_err err = attn_cuda_engine_device(opts->device, &c->device, info);
     if (err) {
         return err;
     }

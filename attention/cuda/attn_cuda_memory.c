@@ -201,6 +201,13 @@ attnd_err attn_cuda_memory_adopt(attn_cuda_memory *out, int32_t device, uint64_t
     return ATTND_OK;
 }
 
+attnd_err attn_cuda_memory_reach(const attn_cuda_memory *m, int32_t device, attnd_errinfo *info) {
+    const CUmemAccessDesc access = {.location = properties(device).location,
+                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUresult code = driver.set_access(m->address, m->bytes, &access, 1);
+    return code ? failed(code, "cuMemSetAccess", m->bytes, info) : ATTND_OK;
+}
+
 // attn_cuda_memory_close ignores errors: after a lost context every call returns one, and the
 // process is about to end.
 void attn_cuda_memory_close(attn_cuda_memory *m) {

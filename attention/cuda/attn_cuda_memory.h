@@ -30,6 +30,9 @@ attnd_err attn_cuda_memory_open(attn_cuda_memory *out, int32_t device, uint64_t 
 // memory of this device, or of another size.  Else as attn_cuda_memory_open.
 attnd_err attn_cuda_memory_adopt(attn_cuda_memory *out, int32_t device, uint64_t bytes, int fd,
                                  uint64_t was_bytes, attnd_errinfo *info);
+
+// attn_cuda_memory_reach lets another device use it, which can (peer access).
+attnd_err attn_cuda_memory_reach(const attn_cuda_memory *m, int32_t device, attnd_errinfo *info);
 void attn_cuda_memory_close(attn_cuda_memory *m);
 
 #endif
