@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List
+from typing import Any, Dict, List
 
 import attnd
 import numpy as np
@@ -47,6 +47,29 @@ def test_who_is_not_named_gets_no_arena(monkeypatch: pytest.MonkeyPatch) -> None
         attnd.connect(daemon.url, engine="cpu")
     assert e.value.code == attnd.ErrorCode.EPERM and e.value.field == "engine"
     daemon.remove()
+
+
+@needs_engines
+def test_without_a_gpu_there_is_no_service_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTND_ENGINES", str(ENGINES))
+    daemon = Daemon("--set", "cache.memory=64MiB")  # on the CPU, whatever the client has
+    with pytest.raises(attnd.Error) as e:
+        attnd.connect(daemon.url, engine="cuda", mode="service")
+    assert e.value.code == attnd.ErrorCode.ENOTSUP
+    daemon.remove()
+
+
+@pytest.mark.parametrize("options, field", [
+    ({"mode": "service"}, "mode"),
+    ({"mode": "service", "engine": "cpu"}, "mode"),
+    ({"mode": "client", "engine": "cuda"}, "mode"),
+    ({"engine": "cpu", "region_bytes": 1 << 20}, "region_bytes"),
+    ({"region_bytes": 1 << 20}, "region_bytes"),
+])
+def test_options_that_make_no_sense_are_refused(options: Dict[str, Any], field: str) -> None:
+    with pytest.raises(attnd.Error) as e:
+        attnd.connect("ipc:///nonexistent/s", **options)
+    assert e.value.code == attnd.ErrorCode.EINVAL and e.value.field == field
 
 
 def test_an_engine_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

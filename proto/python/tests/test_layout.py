@@ -55,7 +55,7 @@ def test_every_function_of_the_header_is_there() -> None:
     header = (ROOT / "proto/client/attnd.h").read_text()
     declared = set(re.findall(r"^(?:[\w *]+?)\b(attnd_\w+)\(", header, re.M))
     bound = {"attnd_" + name for name, _ in _lib._CALLS}
-    bound |= {"attnd_close", "attnd_buffers_free", "attnd_free"}
+    bound |= {"attnd_close", "attnd_buffers_free", "attnd_memory_free", "attnd_free"}
     bound |= {"attnd_get_limits", "attnd_get_transport", "attnd_get_session"}
     # A thread of Python's takes the place of attends with a callback.
     assert declared - bound == {"attnd_attend_start", "attnd_poll", "attnd_attend_cb"}

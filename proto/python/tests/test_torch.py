@@ -18,12 +18,12 @@ if not torch.cuda.is_available() or not ENGINES.exists():
 LAYERS, Q_HEADS, KV_HEADS, DIM = 2, 8, 2, 64
 
 
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[attnd.Client]:
+@pytest.fixture(params=["in-process", "service"])
+def client(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[attnd.Client]:
     monkeypatch.setenv("ATTND_ENGINES", str(ENGINES))
     daemon = Daemon("--device", "cuda:0", "--set", "cache.memory=256MiB", "--set",
                     f"server.in_process_uids={os.getuid()}")
-    with attnd.connect(daemon.url, engine="cuda") as c:
+    with attnd.connect(daemon.url, engine="cuda", mode=str(request.param)) as c:
         yield c
     daemon.remove()
 
@@ -92,3 +92,47 @@ def test_a_graph_follows_growing_sequences(client: attnd.Client) -> None:
             mirror.check(layer, q, k, v, graph.result[layer])
         step = client.step([seq], deadline=5.0, commit=step)
     assert step.committed == (100,)
+
+
+def test_tensors_of_the_region_are_used_where_they_are(client: attnd.Client) -> None:
+    import attnd.torch as at
+
+    if client.mode != "service":
+        with pytest.raises(attnd.Error) as e:
+            at.empty(client, (1,), torch.bfloat16)
+        assert e.value.field == "mode"
+        return
+    rows = 9
+    model = client.open_model("m", layers=LAYERS, q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=DIM,
+                              dtype="bf16")
+    seq, mirror = model.sequence(), Mirror()
+    qkv = at.empty(client, (rows, Q_HEADS + 2 * KV_HEADS, DIM), torch.bfloat16)
+    out = at.empty(client, (rows, Q_HEADS, DIM), torch.bfloat16)
+    assert qkv.data_ptr() % 256 == 0 and out.data_ptr() % 256 == 0
+    q, k, v = qkv.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=1)
+    for _ in range(3):
+        step = client.step([seq.append(rows)], deadline=5.0)
+        for layer in range(LAYERS):
+            qkv.normal_()
+            assert at.attend(step, layer, q, k, v, out=out) is out
+            mirror.check(layer, q, k, v, out)
+        step.commit()
+    with pytest.raises(attnd.NoSpaceError):
+        at.empty(client, (1 << 40,), torch.bfloat16)
+    for _ in range(100):  # what goes is used again
+        at.empty(client, (16 << 20,), torch.bfloat16)
+
+
+def test_what_went_wrong_comes_out_at_the_commit(client: attnd.Client) -> None:
+    import attnd.torch as at
+
+    if client.mode != "service":
+        return
+    model = client.open_model("m", layers=LAYERS, q_heads=Q_HEADS, kv_heads=KV_HEADS, head_dim=DIM,
+                              dtype="bf16")
+    step = client.step([model.sequence().append(3)], deadline=5.0)
+    at.attend(step, LAYERS, *random(3))  # there is none
+    torch.cuda.current_stream().synchronize()
+    with pytest.raises(attnd.InvalidError):
+        step.commit()
+    step.cancel()

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ._step import Step, StepSeq
 
 
+MODES = ("in-process", "service")  # of an engine
+
+
 class Limits(NamedTuple):
     """What the daemon takes at most."""
 
@@ -123,9 +126,13 @@ class Client:
     MiB.  spin_us: how long a call that waits on a ring watches it before it sleeps, 0 = not at all.
     session re-attaches an earlier one (Client.session).
 
-    engine: "cpu" or "cuda", to attend in this process, over the daemon's arena in host memory or on
-    a GPU, when the daemon's server.in_process_uids names this user; on a GPU by attnd.torch.  Whoever
-    may, can read and destroy what every tenant has cached.  engine_threads: of "cpu", 0 = all.
+    engine: "cpu" or "cuda", by mode:
+    "in-process": this process attends, over the daemon's arena in host memory or on a GPU, when the
+    daemon's server.in_process_uids names this user; on a GPU by attnd.torch.  Whoever may, can read
+    and destroy what every tenant has cached.  engine_threads: of "cpu", 0 = all.
+    "service", with "cuda": the daemon attends, and attnd.torch hands over and waits on the current
+    stream, between tensors of the current GPU and a region of the daemon's memory of region_bytes
+    (0 = 256 MiB, or what the daemon gives).  Client and daemon on one GPU want MPS.
 
     Every method may be called from any thread, also at the same time.  A call that waits lets other
     threads run; in asyncio, use asyncio.to_thread.  A child of fork has no client of its parent's.
@@ -146,7 +153,14 @@ class Client:
         session: Optional[Session] = None,
         engine: Optional[str] = None,
         engine_threads: int = 0,
+        mode: str = "in-process",
+        region_bytes: int = 0,
     ) -> None:
+        if mode not in MODES or (mode == "service" and engine != "cuda"):
+            raise make_error(ErrorCode.EINVAL, "mode",
+                             f"{mode!r} is no mode of engine {engine!r}")
+        if region_bytes and mode != "service":
+            raise make_error(ErrorCode.EINVAL, "region_bytes", "there is no region in process")
         if transport not in _lib.TRANSPORTS:
             raise make_error(ErrorCode.EINVAL, "transport", f"{transport!r} is no transport")
         opts = _lib.ConnectOpts(
@@ -158,8 +172,10 @@ class Client:
             spin_us=0 if spin_us is None else unsigned("spin_us", spin_us, 2**31 - 1) or -1,
         )
         self.engine = engine
+        self.mode = mode
         if engine is not None:
-            opts.engine = _lib.engine(engine)
+            opts.engine = _lib.engine(f"{engine}_service" if mode == "service" else engine)
+            opts.region_bytes = unsigned("region_bytes", region_bytes, 2**63)
             opts.engine_threads = unsigned("engine_threads", engine_threads, 2**31 - 1)
         if session is not None:
             opts.session = unsigned("session", session.id, 2**64 - 1)

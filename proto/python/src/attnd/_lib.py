@@ -37,6 +37,7 @@ class ConnectOpts(Structure):
         ("secret", c_uint8 * 16),
         ("engine", c_void_p),
         ("engine_threads", c_int32),
+        ("region_bytes", c_uint64),
     ]
 
 
@@ -141,6 +142,10 @@ class BuffersStruct(Structure):
     ]
 
 
+class MemoryStruct(Structure):
+    _fields_ = [("data", c_void_p), ("bytes", c_uint64)]
+
+
 class AttendArgs(Structure):
     _fields_ = [
         ("step", c_uint64),
@@ -191,6 +196,7 @@ C_NAMES = {
     StepOpts: "attnd_step_opts",
     BlockMaskArgs: "attnd_block_mask",
     BuffersStruct: "attnd_buffers",
+    MemoryStruct: "attnd_memory",
     AttendArgs: "attnd_attend_args",
     RanStruct: "attnd_ran",
 }
@@ -221,6 +227,7 @@ _CALLS: List[Tuple[str, List[Any]]] = [
     ("attend", [_P, POINTER(AttendArgs), POINTER(RanStruct), _INFO]),
     ("buffers_create", [_P, POINTER(POINTER(BuffersStruct)), c_uint32, c_uint32, c_uint32, c_bool,
                         _INFO]),
+    ("memory_create", [_P, POINTER(POINTER(MemoryStruct)), c_uint64, _INFO]),
     ("step_commit", [_P, c_uint64, POINTER(Accept), c_uint32, c_void_p, _INFO]),
     ("step_replay", [_P, c_uint64, c_uint64, c_void_p, _INFO]),
     ("step_cancel", [_P, c_uint64, _INFO]),
@@ -249,6 +256,8 @@ def _load() -> ctypes.CDLL:
     lib.attnd_close.restype = None
     lib.attnd_buffers_free.argtypes = [POINTER(BuffersStruct)]
     lib.attnd_buffers_free.restype = None
+    lib.attnd_memory_free.argtypes = [POINTER(MemoryStruct)]
+    lib.attnd_memory_free.restype = None
     lib.attnd_free.argtypes = [c_void_p]
     lib.attnd_free.restype = None
     lib.attnd_get_limits.argtypes = [_P]

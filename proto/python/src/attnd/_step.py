@@ -87,6 +87,8 @@ class Buffers:
     """
 
     def __init__(self, model: Model, max_rows: int, max_new_rows: int, lse: bool) -> None:
+        if model.client.engine == "cuda":
+            raise invalid("engine", "on a GPU attnd.torch.empty makes such memory")
         self.model = model
         self.max_rows = unsigned("max_rows", max_rows)
         self.max_new_rows = unsigned("max_new_rows", max_new_rows)
@@ -369,7 +371,7 @@ class Step:
         """
         self._must_be_open()
         if self._client.engine == "cuda":
-            raise invalid("q", "in process on a GPU attnd.torch attends")
+            raise invalid("q", "on a GPU attnd.torch attends")
         keep: List[Any] = []
         if buffers is None:
             given = Given(q, k, v, out, lse)

@@ -1,4 +1,9 @@
-"""Attention on CUDA tensors of torch, in process over a daemon's arena on the same GPU.
+"""Attention on CUDA tensors of torch, by two modes of attnd.connect(url, engine="cuda", mode=...):
+
+"in-process"    over the arena of a daemon on the same GPU: nothing is copied, nothing waits
+"service"       by the daemon, on the same GPU or on another: the current stream hands q, k and v
+                over and waits there.  Tensors that attnd.torch.empty made are used where they are,
+                others are copied once, within the GPU
 
     import attnd, attnd.torch
 
@@ -10,28 +15,85 @@
                 out = attnd.torch.attend(step, layer, q, k, v)   # on the current stream
             step.commit()
 
-Nothing is copied, and nothing waits: an attend is work on the current stream, the same one for all
-layers of a step.  A whole forward pass can be a CUDA graph:
+An attend is work on the current stream, the same one for all layers of a step; no thread waits for
+it.  A whole forward pass can be a CUDA graph:
 
     step = client.step([seq])                       # a token for each sequence
     graph = attnd.torch.Graph(step, forward)        # forward(step) attends every layer
     for _ in range(100):
         graph.replay(step)                          # on the current stream
         step = client.step([seq], commit=step)
+
+In service mode a commit waits until the daemon has attended all layers, and raises what went wrong
+with any of them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
-from typing import Any, Callable, Optional, Tuple
+import math
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _lib
-from ._errors import invalid
+from ._client import Client
+from ._errors import ErrorCode, invalid, make_error
 from ._step import Step
 from ._tensor import unsigned
 
 _torch: Any = importlib.import_module("torch")
 _DTYPES = {_torch.bfloat16: "bf16", _torch.float16: "f16", _torch.float32: "f32"}
+
+
+_unfreed: List[Any] = []  # places that went while a stream was under capture
+
+
+class _Memory:
+    """A place of the region, as torch takes memory of others.  It goes with the last tensor, when
+    the work that may still use it has ended."""
+
+    def __init__(self, client: Client, nbytes: int) -> None:
+        self._pointer = ctypes.POINTER(_lib.MemoryStruct)()
+        client.call(_lib.lib.attnd_memory_create, ctypes.byref(self._pointer), nbytes)
+        self._free = _lib.lib.attnd_memory_free  # which is there until the interpreter is gone
+        self._pid = os.getpid()
+        self.address = self._pointer.contents.data
+        self.__cuda_array_interface__: Dict[str, Any] = {
+            "version": 3, "shape": (nbytes,), "typestr": "|u1", "strides": None,
+            "data": (self.address, False),
+        }
+
+    def __del__(self) -> None:
+        if not self._pointer or self._pid != os.getpid() or sys.is_finalizing():
+            return
+        _unfreed.append((self._free, self._pointer))
+        _free_all()
+
+
+def _free_all() -> None:
+    if _unfreed and not _torch.cuda.is_current_stream_capturing():
+        _torch.cuda.synchronize()
+        while _unfreed:
+            free, pointer = _unfreed.pop()
+            free(pointer)
+
+
+def empty(client: Client, shape: Tuple[int, ...], dtype: Any) -> Any:
+    """An uninitialised tensor in the region of a client in service mode, for q, k, v and outputs:
+    attend copies nothing of it, nor of parts of it that begin at multiples of 256 bytes and whose
+    strides are multiples of 8 elements, such as q, k and v in the product of a fused projection.
+    Not when the daemon computes on another GPU."""
+    if client.mode != "service":
+        raise invalid("mode", "the client must be connected with mode=\"service\"")
+    _free_all()
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = _Memory(client, max(nbytes, 1))
+    raw = _torch.as_tensor(memory, device=f"cuda:{_torch.cuda.current_device()}")
+    if raw.data_ptr() != memory.address:  # it is a copy of what another GPU has
+        raise make_error(ErrorCode.ENOTSUP, "device", "the daemon computes on another GPU")
+    return raw[:nbytes].view(dtype).view(shape)
 
 
 def _take(field: str, t: Any, dtype: str, shape: Tuple[int, ...]) -> Tuple[int, int, int]:
@@ -65,8 +127,9 @@ def attend(
     lse: Optional[Any] = None,
     partial: bool = False,
 ) -> Any:
-    """Attends one layer on the current stream, as Step.attend does: q, k and v are CUDA tensors of
-    the daemon's GPU, any strides with the last dimension contiguous and 16-byte aligned rows.
+    """Attends one layer on the current stream, as Step.attend does: q, k and v are CUDA tensors, in
+    process of the daemon's GPU, any strides with the last dimension contiguous and 16-byte aligned
+    rows.
     Returns out [rows, q_heads, v_head_dim], a new tensor or the contiguous one given.  lse: a
     contiguous float32 tensor [q_heads, rows] to be written."""
     _check(step)
