@@ -3,7 +3,8 @@
 # FlashAttention-2, with what DRAM moved; the ratios come last.  Full figures are under build/gpu (or
 # $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
-#     tests/gpu.sh model [CELL ...]  a whole model step, attnd in process beside SDPA
+#     tests/gpu.sh model [CELL ...]  a whole model step, attnd in process and in service mode (under an
+#                                    MPS of its own, when there is one) beside SDPA
 # It takes nvcc and CMake, and for the daemon and the benchmark the libraries of
 # deploy/install-deps.sh.  What does not build here may come from elsewhere: ATTND_BUILD names a
 # folder that attnd was built in, of which everything found is taken, with shared libraries in its
@@ -55,7 +56,14 @@ if [ "${1:-}" = model ]; then
     daemon=$(place attnd) || { echo "gpu.sh model: build attnd, attnd_shared and attn_shared first"; exit 1; }
     parts=$(dirname "$daemon")
     export ATTND_LIBRARY=$parts/proto/libattnd.so ATTND_ENGINES=$parts/attention/libattn.so
-    PYTHONPATH=$PWD/proto/python/src own timeout 300 python3 tests/model/bench_model.py "$parts" "$@" 2>&1 |
+    # shellcheck source=tests/mps.sh
+    . tests/mps.sh
+    mps=$(mktemp -d)
+    if mps_there && mps_start "$mps"; then
+        export ATTND_MPS=$mps
+        trap 'mps_stop "$mps"; rm -rf "$mps"' EXIT
+    fi
+    PYTHONPATH=$PWD/proto/python/src own timeout 400 python3 tests/model/bench_model.py "$parts" "$@" 2>&1 |
         tee "$out/model.txt"
     exit "${PIPESTATUS[0]}"
 fi
@@ -63,6 +71,7 @@ fi
 say "build"
 if [ -z "$given" ] && pkg-config --exists libuv libcjson inih libxxhash check; then
     make_targets -- attnd attnctl attn-bench decoder attnd_faulty test_e2e_gpu test_e2e_decoder test_e2e_inproc_cuda \
+        test_e2e_streams_cuda test_e2e_streams_end_cuda \
         test_conformance_cuda test_attn_cuda_memory test_attn_cuda_plan test_attn_prefill
 elif ! place tests/test_conformance_cuda >/dev/null; then
     make_targets -DATTND_KERNELS_ONLY=ON -- test_conformance_cuda test_attn_cuda_memory

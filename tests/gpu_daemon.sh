@@ -85,6 +85,7 @@ export ATTND_E2E_DEVICE=cuda:0
 check "e2e decoder" env CK_RUN_CASE=bf16 ATTND_E2E_BINARY="$build/attnd" \
     "$build/tests/test_e2e_decoder"
 check "in process" env ATTND_E2E_BINARY="$build/attnd" "$build/tests/test_e2e_inproc_cuda"
+check "service mode" tests/gpu_service.sh "$build" values ends
 check "errors and loss" env ATTND_E2E_BINARY="$build/tests/attnd_faulty" "$build/tests/test_e2e_gpu"
 
 if command -v compute-sanitizer >/dev/null; then
