@@ -12,7 +12,7 @@ jobs=$(nproc)
 logs=build/run
 passed=0 failed=0 skipped=0
 failures=()
-section_start=0
+section_start=
 
 section() {
     section_end
@@ -21,7 +21,7 @@ section() {
 }
 
 section_end() {
-    if [ "$section_start" -gt 0 ]; then
+    if [ -n "$section_start" ]; then
         printf '     (%d s)\n' $((SECONDS - section_start))
     fi
 }
@@ -60,12 +60,13 @@ check() {
 # count prints an attribute of the first <testsuite> of a JUnit file.
 count() { grep -o "$2=\"[0-9]*\"" "$1" 2>/dev/null | head -n 1 | tr -dc 0-9; }
 
-# run_ctest runs the tests of a preset and adds them up, each by itself.
+# run_ctest runs the tests of a preset and adds them up, each by itself.  One more than there are
+# cores at a time, since many wait for others most of the time.
 run_ctest() {
     local preset=$1 log=$logs/ctest_$1.log junit=$PWD/$logs/ctest_$1.xml total bad off
     shift
     rm -f "$junit"
-    ctest --preset "$preset" -j "$jobs" --output-junit "$junit" "$@" >"$log" 2>&1
+    ctest --preset "$preset" -j $((jobs + 1)) --output-junit "$junit" "$@" >"$log" 2>&1
     total=$(count "$junit" tests) bad=$(count "$junit" failures) off=$(count "$junit" skipped)
     if [ -z "$total" ]; then
         fail "ctest ($preset)" "$log"
@@ -85,6 +86,52 @@ build() {
     shift
     cmake --preset "$preset" && cmake --build --preset "$preset" -j "$jobs" "$@"
 }
+
+# together runs sections at the same time, each given as a function, and adds up what they counted;
+# what they say comes in the order given.  For those that keep one core busy, or none.
+together() {
+    local job p f s name
+    section_end
+    section_start=
+    rm -f "${@/#/$logs/count.}"
+    set -m # a process group each, for stop_jobs
+    for job in "$@"; do
+        (
+            passed=0 failed=0 skipped=0 failures=()
+            "$job"
+            section_end
+            printf '%s\n' "$passed $failed $skipped" "${failures[@]}" >"$logs/count.$job"
+        ) >"$logs/said.$job" 2>&1 &
+        jobs_running+=("$!")
+    done
+    set +m
+    wait "${jobs_running[@]}"
+    jobs_running=()
+    for job in "$@"; do
+        cat "$logs/said.$job"
+        if ! [ -e "$logs/count.$job" ]; then
+            fail "$job ended early" "$logs/said.$job"
+            continue
+        fi
+        {
+            read -r p f s
+            while read -r name; do
+                failures+=("$name")
+            done
+        } <"$logs/count.$job"
+        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    done
+}
+
+jobs_running=()
+stop_jobs() {
+    if [ "${#jobs_running[@]}" -gt 0 ]; then
+        kill -- "${jobs_running[@]/#/-}" 2>/dev/null
+    fi
+}
+trap stop_jobs EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 format() {
     local tool
@@ -124,6 +171,43 @@ python_tests() {
         proto/python/tests
 }
 
+python() {
+    section "python"
+    if ! python_packages >"$logs/venv.log" 2>&1; then
+        skip "python" "its packages cannot be installed from PyPI"
+        return
+    fi
+    check "python: types" python_types
+    if check "python: wheel" python_wheel; then
+        check "python: tests" python_tests
+    fi
+}
+
+neon() {
+    section "neon: build and tests under qemu"
+    if [ "$(uname -m)" != x86_64 ]; then
+        skip "neon" "not an x86-64 machine; the release tests cover what it has"
+    elif install_deps "${DEPS_NEON[@]}" >"$logs/neon_packages.log" 2>&1 &&
+        command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
+        if check "build (neon)" build neon; then
+            run_ctest neon
+        fi
+    else
+        skip "neon" "${DEPS_NEON[*]} cannot be installed"
+    fi
+}
+
+fuzz() {
+    section "fuzz, 30 s"
+    if command -v clang >/dev/null; then
+        if check "build (fuzz)" build fuzz; then
+            run_ctest fuzz
+        fi
+    else
+        skip "fuzz" "no clang"
+    fi
+}
+
 # Check's limits are for an idle machine; CTest's own stay as they are.
 export CK_TIMEOUT_MULTIPLIER=5
 mkdir -p "$logs"
@@ -135,18 +219,14 @@ if ! install_deps "${DEPS_BUILD[@]}" "${DEPS_TESTS[@]}"; then
 fi
 
 section "release: build"
+if ! [ -e /dev/nvidiactl ]; then
+    # To see that the CUDA kernels compile, one of each type and head dimension is enough.
+    export ATTN_ONLY='hd128_bf16|hd64_f16'
+fi
 check "build (release)" build release
 
-section "python"
-if python_packages >"$logs/venv.log" 2>&1; then
-    check "python: types" python_types
-    if check "python: wheel" python_wheel; then
-        export PYTHON=$PWD/build/venv/bin/python # for the example
-        check "python: tests" python_tests
-    fi
-else
-    skip "python" "its packages cannot be installed from PyPI"
-fi
+together python neon fuzz
+export PYTHON=$PWD/build/venv/bin/python # for the examples, which are skipped without it
 
 section "release: tests"
 run_ctest release
@@ -166,18 +246,6 @@ else
     skip "systemd unit" "no systemd-analyze"
 fi
 
-section "neon: build and tests under qemu"
-if [ "$(uname -m)" != x86_64 ]; then
-    skip "neon" "not an x86-64 machine; the release tests cover what it has"
-elif install_deps "${DEPS_NEON[@]}" >"$logs/neon_packages.log" 2>&1 &&
-    command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null; then
-    if check "build (neon)" build neon; then
-        run_ctest neon
-    fi
-else
-    skip "neon" "${DEPS_NEON[*]} cannot be installed"
-fi
-
 section "quickstart"
 check "quickstart" deploy/quickstart.sh 5
 
@@ -194,15 +262,6 @@ section "tsan: the ring"
 if check "build (tsan)" build tsan --target attnd test_client_ring test_faults_ring_scribble \
     test_faults_ring_abuse; then
     run_ctest tsan -R '^(client_ring|faults_ring_scribble|faults_ring_abuse)$'
-fi
-
-section "fuzz, 30 s"
-if command -v clang >/dev/null; then
-    if check "build (fuzz)" build fuzz; then
-        run_ctest fuzz
-    fi
-else
-    skip "fuzz" "no clang"
 fi
 
 section_end

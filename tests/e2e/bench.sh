@@ -34,7 +34,7 @@ equal() { [ "$2" = "$3" ] || { echo "$1: $2, not $3" && exit 1; }; }
 
 case $story in
 ipc)
-    "$build/attn-bench" ipc --connect "$url" --seconds 0.3 --max-clients 8 --json "$dir/ipc.json"
+    "$build/attn-bench" ipc --connect "$url" --seconds 0.15 --max-clients 8 --json "$dir/ipc.json"
     # over NNG and rings, and three bare echoes; 1 and 8 clients; 1 and 16 in flight
     equal cases "$(number "$dir/ipc.json" 'sum(c["per_second"] > 0 for c in d["cases"])')" 20
     ;;

@@ -527,9 +527,9 @@ START_TEST(an_attend_that_runs_can_be_canceled_and_repeated) {
     e2e_reply r;
     uint64_t id = ++c.id;
     play_attend_body(&b, id, &step, 0, 0, &t);
+    play_attend_body(&again, ++c.id, &step, 0, 0, &t); // the same slots at the same time
     e2e_send(&c, &f, b.data, b.bytes);
     e2e_await_stat(&c, "scheduler.running", 1, 2000);
-    play_attend_body(&again, ++c.id, &step, 0, 0, &t); // the same slots at the same time
     ATTND_CK_ERR(e2e_call_raw(&c, again.data, again.bytes, &r), ATTND_EBUSY);
     ck_assert_str_eq(r.error.field, "layer");
     e2e_reply_fini(&r);

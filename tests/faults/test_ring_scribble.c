@@ -24,7 +24,7 @@
 
 enum {
     SCRIBBLERS = 3,
-    SECONDS = 8,
+    SECONDS = 5,
     ENTRIES = 16,
     DATA_BYTES = 1 << 19,
     MSG_BYTES = 8192, // requests lie below, in ENTRIES places
