@@ -36,5 +36,6 @@ typedef struct service_graph service_graph;
 void service_capture(service_stream *s);
 service_graph *service_end(service_stream *s);
 void service_launch(service_graph *g, service_stream *s);
+void service_graph_free(service_graph *g);
 
 #endif

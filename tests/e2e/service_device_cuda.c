@@ -93,3 +93,8 @@ service_graph *service_end(service_stream *s) {
 void service_launch(service_graph *g, service_stream *s) {
     CUDA_OK(cudaGraphLaunch(g->exec, of(s)));
 }
+
+void service_graph_free(service_graph *g) {
+    CUDA_OK(cudaGraphExecDestroy(g->exec));
+    free(g);
+}

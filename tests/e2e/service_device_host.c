@@ -200,6 +200,11 @@ void service_launch(service_graph *g, service_stream *s) {
     }
 }
 
+void service_graph_free(service_graph *g) {
+    free(g->works.all);
+    free(g);
+}
+
 // ---- the engine
 
 enum { STREAMS = 8, CLOSE_MS = 5000 };

@@ -107,6 +107,7 @@ START_TEST(a_graph_is_replayed_with_growing_lengths) {
     }
     free(here);
     service_free(in);
+    service_graph_free(graph);
     play_end(&a, 0);
     play_end(&b, IN_TIME_MS);
     end();
@@ -185,6 +186,7 @@ START_TEST(a_replay_that_comes_to_nothing_leaves_nothing) {
     ck_assert(service_sync(b.stream, SYNC_MS));
     play_forward(&a, 1, there);
     ck_assert_mem_eq(there, here, PLAY_LAYERS * PLAY_SEQS * PLAY_Q_ROW * 2);
+    service_graph_free(graph);
     play_end(&a, 0);
     play_end(&b, IN_TIME_MS);
     end();

@@ -75,6 +75,11 @@ static void get_ready(ready *r, play_how how) {
     ATTND_CK_OK(attnd_step_cancel(r->p.c, r->captured, &r->p.info));
 }
 
+static void end_ready(ready *r) {
+    play_end(&r->p, IN_TIME_MS);
+    service_graph_free(r->graph);
+}
+
 static attnd_err arm(ready *r, uint64_t step) {
     return attnd_step_replay(r->p.c, r->captured, step, r->p.stream, &r->p.info);
 }
@@ -115,7 +120,7 @@ START_TEST(a_daemon_that_is_killed_ends_every_wait) {
     ATTND_CK_ERR(play_try_step(&r.p, 1, 0, &step), ATTND_ECONN);
     service_launch(r.graph, r.p.stream); // also of what comes later
     ck_assert(service_sync(r.p.stream, IN_TIME_MS));
-    play_end(&r.p, IN_TIME_MS);
+    end_ready(&r);
     e2e_remove(&d);
 }
 END_TEST
@@ -124,7 +129,7 @@ START_TEST(closing_ends_every_wait) {
     ready r;
     get_ready(&r, PLAY_COPIED);
     reach(&r, (stage)_i);
-    play_end(&r.p, IN_TIME_MS);
+    end_ready(&r);
     await_nothing_left();
     e2e_stop(&d);
 }
@@ -154,7 +159,7 @@ START_TEST(a_client_goes_on_with_the_next_daemon) {
     play_forward(&a, 1, there);
     ck_assert_mem_eq(there, here, PLAY_LAYERS * PLAY_SEQS * PLAY_Q_ROW * 2);
     play_end(&a, 0);
-    play_end(&r.p, IN_TIME_MS);
+    end_ready(&r);
     e2e_stop(&d);
 }
 END_TEST
@@ -224,7 +229,7 @@ static void go_on(ready *r) {
     ck_assert(service_sync(r->p.stream, SYNC_MS));
     ck_assert_mem_eq(there, here, PLAY_LAYERS * PLAY_SEQS * PLAY_Q_ROW * 2);
     play_end(&a, 0);
-    play_end(&r->p, IN_TIME_MS);
+    end_ready(r);
     await_nothing_left();
     e2e_stop(&d);
 }
@@ -315,9 +320,9 @@ START_TEST(sessions_that_never_become_ready_cost_next_to_nothing) {
     fflush(stdout); // a failure ends the process
     ck_assert_double_ge(after / before, asked);
     for (int i = 0; i < num; i++) {
-        play_end(&idle[i].p, IN_TIME_MS);
+        end_ready(&idle[i]);
     }
-    play_end(&r.p, IN_TIME_MS);
+    end_ready(&r);
     await_nothing_left();
     e2e_stop(&d);
 }
