@@ -18,8 +18,10 @@
 // rest get EPERM.  Behind proto_attach_reply the daemon then sends one proto_attach_arena with one
 // descriptor: of host memory a memfd, sealed against shrinking, of a GPU's memory what
 // cuMemImportFromShareableHandle takes.  Replies to step on this ring carry block tables
-// (proto_step_tables), such a step is attended by the client alone and has no deadline once it is
-// open, and its commit is the client's word that every layer was attended.  A client that has
+// (proto_step_tables), such a step is attended by the client alone, and its commit is the client's
+// word that every layer was attended.  Past its deadline it cannot be committed any more (ESTALE);
+// its blocks are held until a cancel of it, the client's word that nothing of it is still at work,
+// or until the client is gone.  A client that has
 // unmapped the arena, or whatever else it did with it has ended, sends one packet, a
 // proto_attach_left, before it closes the connection.  Without it the daemon holds back the
 // session's blocks until the process at the other end is gone.

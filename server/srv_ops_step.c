@@ -249,7 +249,7 @@ SRV_HANDLER(cancel) {
     bool forgot = false;
     if (!err && body.step) {
         forgot = forget(core, rq->session, body.step);
-        step = srv_step_find(core, rq->session, body.step);
+        step = srv_step_find_late(core, rq->session, body.step);
         err = !step && forgot ? ATTND_OK
               : !step         ? attnd_fail(&info, ATTND_ESTALE, "step", "the step is not open")
               : step->state == SRV_STEP_COMMITTING

@@ -218,12 +218,18 @@ void srv_step_open(srv_core *core, srv_step *step) {
     }
 }
 
-srv_step *srv_step_find(const srv_core *core, const srv_session *session, uint64_t handle) {
+srv_step *srv_step_find_late(const srv_core *core, const srv_session *session, uint64_t handle) {
     uint32_t idx = (uint32_t)handle;
     srv_step *step = idx < core->steps.max ? core->steps.by_index[idx] : NULL;
     bool found = step && step->handle == handle && step->session == session && !step->once &&
-                 (step->state == SRV_STEP_OPEN || step->state == SRV_STEP_COMMITTING);
+                 (step->state == SRV_STEP_OPEN || step->state == SRV_STEP_COMMITTING ||
+                  step->state == SRV_STEP_LATE);
     return found ? step : NULL;
+}
+
+srv_step *srv_step_find(const srv_core *core, const srv_session *session, uint64_t handle) {
+    srv_step *step = srv_step_find_late(core, session, handle);
+    return step && step->state != SRV_STEP_LATE ? step : NULL;
 }
 
 // ---- ending
@@ -273,21 +279,30 @@ void srv_step_end(srv_core *core, srv_step *step) {
     srv_step_done(core, step);
 }
 
-// A decode or prefill ends with its attend, whose deadline the scheduler knows.  A step that is
-// attended in another process cannot be ended under it.
+// expire ends a step; one that is attended in another process cannot be ended under it.
+static void expire(srv_core *core, srv_step *step) {
+    bool is_late = step->in_process;
+    attnd_log_some(&core->steps.late, ATTND_LOG_INFO, "step",
+                   "%llx of session %llx is past its deadline: %s",
+                   (unsigned long long)step->handle, (unsigned long long)step->session->name,
+                   is_late ? "its blocks are held until its client is done with them" : "aborted");
+    if (is_late) {
+        step->state = SRV_STEP_LATE;
+    } else {
+        srv_step_end(core, step);
+    }
+}
+
+// A decode or prefill ends with its attend, whose deadline the scheduler knows.
 uint64_t srv_steps_expire(srv_core *core, uint64_t now_ms) {
     uint64_t next = UINT64_MAX;
     for (uint32_t i = 0; i < core->steps.max; i++) {
         srv_step *step = &core->steps.pool[i];
-        if (step->state != SRV_STEP_OPEN || !step->deadline_ms || step->once || step->in_process) {
+        if (step->state != SRV_STEP_OPEN || !step->deadline_ms || step->once) {
             continue;
         }
         if (step->deadline_ms <= now_ms) {
-            attnd_log_some(&core->steps.late, ATTND_LOG_INFO, "step",
-                           "%llx of session %llx is past its deadline: aborted",
-                           (unsigned long long)step->handle,
-                           (unsigned long long)step->session->name);
-            srv_step_end(core, step);
+            expire(core, step);
         } else if (step->deadline_ms < next) {
             next = step->deadline_ms;
         }

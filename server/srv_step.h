@@ -4,6 +4,7 @@
 //
 //     OPENING -> OPEN -> COMMITTING -> gone
 //         '--------'---------'-> ENDING -> gone      canceled, expired, or its session lost
+//                  '-> LATE -----^                   expired, and attended in another process
 #ifndef ATTND_SERVER_SRV_STEP_H
 #define ATTND_SERVER_SRV_STEP_H
 
@@ -20,7 +21,10 @@ typedef enum srv_step_state {
     SRV_STEP_OPENING, // waits for its blocks, or for copies before its first attend
     SRV_STEP_OPEN,
     SRV_STEP_COMMITTING, // moves of accepted rows run
-    SRV_STEP_ENDING,     // to be aborted once nothing of it runs
+    // Past its deadline, in process: it cannot be committed any more, but only its client knows
+    // when nothing writes to its blocks.  They stay its own until the client cancels it or is gone.
+    SRV_STEP_LATE,
+    SRV_STEP_ENDING, // to be aborted once nothing of it runs
 } srv_step_state;
 
 enum { SRV_LAYER_WORDS = PROTO_MAX_LAYERS / 64 };
@@ -108,6 +112,9 @@ void *srv_step_alloc(srv_core *core, srv_step *step, size_t bytes);
 // (positions and trees), model, deadline_ms, request, kept_id and opened are filled in.  opened is
 // called once, from inside or later; after an error the step is gone.
 void srv_step_open(srv_core *core, srv_step *step);
+
+// srv_step_find_late returns a step of the session that is LATE, or what srv_step_find does.
+srv_step *srv_step_find_late(const srv_core *core, const srv_session *session, uint64_t handle);
 
 // srv_step_find returns an open step of the session, NULL when it is gone, another's, or not open
 // yet.

@@ -21,9 +21,11 @@
 // In process.  With an engine (attnd_engine.h) a client that the daemon's configuration trusts
 // (server.in_process_uids) maps the daemon's arena and attends by itself: step, commit and all the
 // rest go over the ring, attnd_attend is a call in this process, which copies nothing.  Such a
-// client can read and destroy what every tenant has cached.  Steps have no deadline once they are
-// open; attnd_cancel reaches no attend; attnd_attend_start is refused.  The blocks of a client that
-// is gone are given to others when its process is known to have ended.
+// client can read and destroy what every tenant has cached.  The daemon cannot stop what attends a
+// step past its deadline: it only refuses the commit (ATTND_ESTALE), with which, or with
+// attnd_step_cancel, libattnd waits for the step's work and has its blocks given back; until then
+// the step's sequences are busy.  attnd_cancel reaches no attend; attnd_attend_start is refused.
+// The blocks of a client that is gone are given to others when its process is known to have ended.
 //
 // Service mode on a GPU.  With an engine for it (attn_engine_cuda_service) attends are work in a
 // stream of the caller's, too, which the daemon does in its own, batched with that of other

@@ -167,6 +167,15 @@ static attnd_err open_in_engine(attnd_client *c, const client_msg *reply, const 
     return err;
 }
 
+// give_back tells the daemon that nothing of this process works on a step that it does not commit
+// any more: until then the blocks of one past its deadline are held.  Not an error where it is
+// gone.
+static void give_back(attnd_client *c, uint64_t step) {
+    if (c->engine) {
+        attnd_step_cancel(c, step, NULL);
+    }
+}
+
 // open_step makes one request.
 static attnd_err open_step(attnd_client *c, uint32_t model, attnd_step_seq *seqs, uint32_t num_seqs,
                            const attnd_step_opts *o, uint64_t *step, attnd_errinfo *info) {
@@ -192,8 +201,10 @@ static attnd_err open_step(attnd_client *c, uint32_t model, attnd_step_seq *seqs
     }
     if (o->commit_step) {
         client_unsure_set(c, o->commit_step, commit_request, err);
-        if (!err || (!is_unsure(err) && (err == ATTND_ESTALE || !is_of_commit(info)))) {
-            client_engine_close(c, o->commit_step); // it was made, or is no more
+        if (!is_unsure(err) && err == ATTND_ESTALE && is_of_commit(info)) {
+            give_back(c, o->commit_step);
+        } else if (!err || (!is_unsure(err) && !is_of_commit(info))) {
+            client_engine_close(c, o->commit_step); // it was made
         }
     }
     if (!err && !(err = open_in_engine(c, &m, &r, model, seqs, info))) {
@@ -266,10 +277,12 @@ attnd_err attnd_step_commit(attnd_client *c, uint64_t step, const attnd_accept *
         err = read_lens(client_msg_view(&m), num_seqs, lens, info);
     }
     client_unsure_set(c, step, request, err);
-    if (!err || err == ATTND_ESTALE) {
+    client_msg_free(&m);
+    if (err == ATTND_ESTALE) {
+        give_back(c, step);
+    } else if (!err) {
         client_engine_close(c, step);
     }
-    client_msg_free(&m);
     return err;
 }
 

@@ -515,6 +515,90 @@ START_TEST(slots_are_not_given_out_while_their_writer_lives) {
 }
 END_TEST
 
+enum { LATE_MS = 150, LATE_ROWS = 30, LATE_BLOCKS = 8 }; // blocks of 8 tokens, two groups
+
+static uint64_t open_late(player *p) {
+    uint64_t step = 0;
+    attnd_step_seq s = {.seq = p->seq, .new_len = LATE_ROWS};
+    attnd_step_opts opts = {.deadline_ms = LATE_MS};
+    ATTND_CK_OK(attnd_step_open(p->c, p->model, &s, 1, &opts, &step, &info));
+    return step;
+}
+
+// commit_late tries to; by a step that carries the commit, of another sequence, when carried.
+static void commit_late(player *p, uint64_t step, bool carried) {
+    attnd_accept accept = {.accepted = LATE_ROWS};
+    if (!carried) {
+        ATTND_CK_ERR(attnd_step_commit(p->c, step, &accept, 1, NULL, &info), ATTND_ESTALE);
+        ck_assert_str_eq(info.field, "step");
+        return;
+    }
+    uint64_t next = 0;
+    attnd_step_seq s = {.seq = p->seq, .new_len = 1};
+    attnd_step_opts opts = {.commit_step = step, .commit_accept = &accept, .num_commit = 1};
+    ATTND_CK_ERR(attnd_step_open(p->c, p->model, &s, 1, &opts, &next, &info), ATTND_ESTALE);
+    ck_assert_str_eq(info.field, "commit.step");
+}
+
+// Past its deadline a step does not count, and its blocks are its own until it is done with.
+START_TEST(a_late_step_is_held_until_its_client_is_done) {
+    enum { COMMIT, CARRIED, CANCEL };
+    static outputs o;
+    player p;
+    e2e_start(&d, flags);
+    begin(&p, true);
+    uint64_t step = open_late(&p), next = 0;
+    ATTND_CK_OK(attend(&p, step, 0, 0, LATE_ROWS, true, &o));
+    e2e_sleep_ms(LATE_MS + 200);
+    ck_assert(e2e_log_has(&d, "past its deadline"));
+    ck_assert_double_eq(stat_of("blocks.in_use"), LATE_BLOCKS);
+    attnd_step_seq s = {.seq = p.seq, .new_len = 1};
+    ATTND_CK_ERR(attnd_step_open(p.c, p.model, &s, 1, NULL, &next, &info), ATTND_EBUSY);
+    attend_all(&p, step, 0, LATE_ROWS, true, &o); // nobody is harmed
+    if (_i == CANCEL) {
+        ATTND_CK_OK(attnd_step_cancel(p.c, step, &info));
+    } else {
+        commit_late(&p, step, _i == CARRIED);
+    }
+    ck_assert_double_eq(stat_of("blocks.in_use"), 0);
+    ATTND_CK_ERR(attend(&p, step, 0, 0, LATE_ROWS, true, &o), ATTND_ESTALE);
+    ATTND_CK_ERR(attnd_step_cancel(p.c, step, &info), ATTND_ESTALE);
+    s = (attnd_step_seq){.seq = p.seq, .new_len = 2};
+    step = open_step(&p, &s, 1);
+    ck_assert_uint_eq(s.committed, 0); // nothing of it is left
+    attend_all(&p, step, 0, 2, true, &o);
+    commit(&p, step, (attnd_accept){.accepted = 2}, 2);
+    attnd_close(p.c);
+    await_stat("blocks.in_use", 0, 1000);
+    e2e_stop(&d);
+}
+END_TEST
+
+static void be_late_for_ever(void) {
+    static outputs o;
+    player p;
+    begin(&p, true);
+    uint64_t step = open_late(&p);
+    atomic_fetch_add(turns, 1);
+    for (;;) {
+        attend(&p, step, 0, 0, LATE_ROWS, true, &o);
+    }
+}
+
+START_TEST(a_late_step_ends_with_its_process) {
+    e2e_start(&d, flags);
+    atomic_store(turns, 0);
+    pid_t pid = in_child(be_late_for_ever);
+    await_turns(1);
+    e2e_sleep_ms(LATE_MS + 200);
+    ck_assert(e2e_log_has(&d, "past its deadline"));
+    ck_assert_double_eq(stat_of("blocks.in_use"), LATE_BLOCKS);
+    reap(pid);
+    await_stat("blocks.in_use", 0, 1000);
+    e2e_stop(&d);
+}
+END_TEST
+
 // The daemon ends under a client in the middle of a step; its successor opens no step before the
 // client has attached again.
 static void outlive_the_daemon(void) {
@@ -603,6 +687,8 @@ static Suite *suite(void) {
     tcase_add_test(tc, wrong_attends_are_refused_by_name);
     tcase_add_test(tc, a_killed_client_leaves_nothing);
     tcase_add_test(tc, slots_are_not_given_out_while_their_writer_lives);
+    tcase_add_loop_test(tc, a_late_step_is_held_until_its_client_is_done, 0, 3);
+    tcase_add_test(tc, a_late_step_ends_with_its_process);
     tcase_add_loop_test(tc, a_restarted_daemon_waits_for_those_who_may_still_write, 0, 2);
     suite_add_tcase(s, tc);
     return s;
