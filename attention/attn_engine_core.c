@@ -333,15 +333,27 @@ attnd_err attn_engine_step_ready(void *state, uint64_t step, const attnd_accept 
     return err;
 }
 
-attnd_err attn_engine_settle(void *state, attnd_errinfo *info) {
-    attn_engine *e = state;
+static attnd_err settle(attn_engine *e, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
-    pthread_mutex_lock(&e->lock);
     for (attn_engine_step *s = e->steps; s && !err; s = s->next) {
         err = e->ops->ready(e, s, info);
     }
+    return err;
+}
+
+attnd_err attn_engine_settle(void *state, attnd_errinfo *info) {
+    attn_engine *e = state;
+    pthread_mutex_lock(&e->lock);
+    attnd_err err = settle(e, info);
     pthread_mutex_unlock(&e->lock);
     return err;
+}
+
+static void close_step(attn_engine *e, attn_engine_step *s) {
+    if (s->handle) {
+        e->ops->leave(e, s);
+        s->handle = 0;
+    }
 }
 
 void attn_engine_step_close(void *state, uint64_t step) {
@@ -349,10 +361,20 @@ void attn_engine_step_close(void *state, uint64_t step) {
     pthread_mutex_lock(&e->lock);
     attn_engine_step *s = find_step(e, step);
     if (s) {
-        e->ops->leave(e, s);
-        s->handle = 0;
+        close_step(e, s);
     }
     pthread_mutex_unlock(&e->lock);
+}
+
+attnd_err attn_engine_abandon(void *state, attnd_errinfo *info) {
+    attn_engine *e = state;
+    pthread_mutex_lock(&e->lock);
+    for (attn_engine_step *s = e->steps; s; s = s->next) {
+        close_step(e, s);
+    }
+    attnd_err err = settle(e, info);
+    pthread_mutex_unlock(&e->lock);
+    return err;
 }
 
 // ---- attend

@@ -97,6 +97,7 @@ attnd_err attn_engine_replay(void *state, uint64_t captured, uint64_t step, void
 attnd_err attn_engine_step_ready(void *state, uint64_t step, const attnd_accept *accept,
                                  uint32_t num_seqs, bool soon, attnd_errinfo *info);
 void attn_engine_step_close(void *state, uint64_t step);
+attnd_err attn_engine_abandon(void *state, attnd_errinfo *info);
 attnd_err attn_engine_settle(void *state, attnd_errinfo *info);
 
 // attn_engine_params checks args against an open step and writes the rows of their launch to

@@ -133,6 +133,7 @@ static const attnd_engine engine = {.name = "cpu",
                                     .replay = attn_engine_replay,
                                     .step_ready = attn_engine_step_ready,
                                     .step_close = attn_engine_step_close,
+                                    .abandon = attn_engine_abandon,
                                     .settle = attn_engine_settle};
 
 const attnd_engine *attn_engine_cpu(void) {

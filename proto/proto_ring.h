@@ -21,10 +21,13 @@
 // (proto_step_tables), such a step is attended by the client alone, and its commit is the client's
 // word that every layer was attended.  Past its deadline it cannot be committed any more (ESTALE);
 // its blocks are held until a cancel of it, the client's word that nothing of it is still at work,
-// or until the client is gone.  A client that has
-// unmapped the arena, or whatever else it did with it has ended, sends one packet, a
-// proto_attach_left, before it closes the connection.  Without it the daemon holds back the
-// session's blocks until the process at the other end is gone.
+// or until the client is gone.  A client that has unmapped the arena, or whatever else it did with
+// it has ended, sends one packet, a proto_attach_left, before it closes the connection.  Without it
+// the daemon holds back the session's blocks until the process at the other end is gone.  A daemon
+// that was restarted opens no step before each client that had the arena has attached again, by
+// which it says that nothing of it works on a step of before, or its process is gone.  A key (in
+// `secret`) tells the clients of a process apart: any 16 bytes, which a client keeps, and may leave
+// to another when it is closed.
 //
 // Region.  With PROTO_ATTACH_REGION the client asks for device memory and flags, see
 // proto_region.h: the packet is then longer, and one more comes behind proto_attach_reply.
@@ -94,13 +97,13 @@ enum {
 
 // proto_attach is the client's one packet; with PROTO_ATTACH_REGION proto_region_ask is behind it.
 typedef struct proto_attach {
-    uint32_t magic;      //  0: PROTO_RING_MAGIC
-    uint16_t version;    //  4: PROTO_VERSION
-    uint16_t flags;      //  6: PROTO_ATTACH_*
-    uint64_t session;    //  8: of hello over NNG; 0 = the ring gets its own
-    uint8_t secret[16];  // 16: of that session; zeros when session = 0
-    uint32_t entries;    // 32: a power of two
-    uint32_t reserved2;  // 36: 0
+    uint32_t magic;     //  0: PROTO_RING_MAGIC
+    uint16_t version;   //  4: PROTO_VERSION
+    uint16_t flags;     //  6: PROTO_ATTACH_*
+    uint64_t session;   //  8: of hello over NNG; 0 = the ring gets its own
+    uint8_t secret[16]; // 16: of that session; with PROTO_ATTACH_ARENA the client's key; else zeros
+    uint32_t entries;   // 32: a power of two
+    uint32_t reserved2; // 36: 0
     uint64_t data_bytes; // 40: of the data area, rounded up to 4096 by the daemon; not 0
 } proto_attach;
 

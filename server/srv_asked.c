@@ -48,7 +48,8 @@ attnd_err srv_asked_check(const srv_asked *in, size_t bytes, attnd_errinfo *info
     if (!err && (a->flags & PROTO_ATTACH_REGION)) {
         err = check_region(&in->region, info);
     }
-    for (size_t i = 0; !err && a->session == 0 && i < sizeof(a->secret); i++) {
+    bool has_secret = a->session || (a->flags & PROTO_ATTACH_ARENA);
+    for (size_t i = 0; !err && !has_secret && i < sizeof(a->secret); i++) {
         err = proto_check_zero(a->secret[i], "secret", info);
     }
     return err;

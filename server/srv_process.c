@@ -1,8 +1,9 @@
-// Processes with the arena mapped: a pidfd each, in a table whose places are the names under which
-// the supervisor keeps them ("process-0" ...).
+// Clients with the arena mapped: a pidfd each, in a table.  The supervisor keeps it as
+// "process-PLACE-KEY", the key in hexadecimal; none, of a daemon that knew of no keys, counts as
+// zeros.
 //
 //     FREE -> HELD    srv_process_add           -> FREE    srv_process_remove
-//             HELD -> AWAITED                   -> CLOSING when it is gone
+//             HELD -> AWAITED                   -> CLOSING when it is gone or back
 //     FREE -> BEFORE  of the run before         -> CLOSING when it is gone or back
 //     CLOSING -> FREE when the loop has closed the handle
 #include "server/srv_process.h"
@@ -22,13 +23,14 @@
 #define SO_PEERPIDFD 77 // Linux 6.5
 #endif
 
-enum { NAME_BYTES = 32 };
+enum { NAME_BYTES = 64 };
 
 typedef enum state { FREE, HELD, AWAITED, BEFORE, CLOSING } state;
 
 typedef struct process {
     srv_processes *t;
     state state;
+    char name[NAME_BYTES]; // under which the supervisor has it
     int fd;
     uv_poll_t poll; // AWAITED, BEFORE, CLOSING
     void (*gone)(void *ctx);
@@ -44,8 +46,32 @@ struct srv_processes {
     bool closing;
 };
 
-static void name_of(const process *p, char out[NAME_BYTES]) {
-    snprintf(out, NAME_BYTES, "process-%d", (int)(p - p->t->all));
+static const char prefix[] = "process-";
+
+static void set_name(process *p, const uint8_t *key) {
+    int n = snprintf(p->name, NAME_BYTES, "%s%d-", prefix, (int)(p - p->t->all));
+    for (int i = 0; i < SRV_PROCESS_KEY; i++) {
+        n += snprintf(p->name + n, (size_t)(NAME_BYTES - n), "%02x", key[i]);
+    }
+}
+
+// key_of returns where in a name the key begins, "" for none.
+static const char *key_of(const char *name) {
+    const char *dash = strchr(name + sizeof(prefix) - 1, '-');
+    return dash ? dash + 1 : "";
+}
+
+static bool is_zeros(const char *key) {
+    return key[strspn(key, "0")] == '\0';
+}
+
+static process *find_free(srv_processes *t) {
+    for (int i = 0; i < SRV_MAX_PROCESSES; i++) {
+        if (t->all[i].state == FREE) {
+            return &t->all[i];
+        }
+    }
+    return NULL;
 }
 
 // pid_of returns the process's id in our namespace, 0 or below when it has none or is gone.
@@ -62,10 +88,20 @@ static int32_t pid_of(int pidfd) {
     return pid;
 }
 
+// same_client is true for two places of one client of a process that is still there.
+static bool same_client(const process *a, const process *b) {
+    const char *x = key_of(a->name), *y = key_of(b->name);
+    int32_t pid = pid_of(a->fd);
+    return pid > 0 && pid == pid_of(b->fd) && (strcmp(x, y) == 0 || (is_zeros(x) && is_zeros(y)));
+}
+
+// has_key: clients without one may be several, and are only known again after a restart.
+static bool has_key(const process *p) {
+    return !is_zeros(key_of(p->name));
+}
+
 static void forget(process *p) {
-    char name[NAME_BYTES];
-    name_of(p, name);
-    srv_notify_forget(name);
+    srv_notify_forget(p->name);
     close(p->fd);
     p->fd = -1;
 }
@@ -112,13 +148,17 @@ static bool watch(process *p, state as) {
     return true;
 }
 
-static void inherit(process *p) {
-    char name[NAME_BYTES];
-    name_of(p, name);
-    p->fd = srv_inherit_fd(name);
-    if (p->fd < 0) {
+// inherit takes over what lay at the place that the name says: places of one run have names of
+// their own, and what is new gets another place.
+static void inherit(srv_processes *t, const char *name, int fd) {
+    unsigned long i = strtoul(name + sizeof(prefix) - 1, NULL, 10);
+    process *p = i < SRV_MAX_PROCESSES ? &t->all[i] : NULL;
+    if (!p || p->state != FREE) {
+        attnd_log(ATTND_LOG_ERROR, "process", "%s is not of the run before", name);
         return;
     }
+    snprintf(p->name, NAME_BYTES, "%s", name);
+    p->fd = fd;
     int32_t pid = pid_of(p->fd);
     if (pid <= 0 || !watch(p, BEFORE)) { // gone; or no pidfd, which nobody but us stores there
         forget(p);
@@ -141,7 +181,13 @@ attnd_err srv_processes_open(srv_processes **out, uv_loop_t *loop, void (*settle
     t->ctx = ctx;
     for (int i = 0; i < SRV_MAX_PROCESSES; i++) {
         t->all[i].t = t;
-        inherit(&t->all[i]);
+    }
+    char name[NAME_BYTES];
+    int fd;
+    for (int i = 0; (fd = srv_inherit_at(i, name, sizeof(name))) >= 0; i++) {
+        if (strncmp(name, prefix, sizeof(prefix) - 1) == 0) {
+            inherit(t, name, fd);
+        }
     }
     *out = t;
     return ATTND_OK;
@@ -183,36 +229,47 @@ static int open_pidfd(int socket) {
     return pidfd_open(peer.pid, 0);
 }
 
-// accept_back takes one place of the run before that is of the same process.
-static void accept_back(srv_processes *t, int32_t pid) {
+// accept_back ends the other places of a client that has attached again.
+static void accept_back(const process *p) {
     for (int i = 0; i < SRV_MAX_PROCESSES; i++) {
-        process *p = &t->all[i];
-        if (p->state == BEFORE && pid > 0 && pid_of(p->fd) == pid) {
-            end(p);
-            return;
+        process *other = &p->t->all[i];
+        bool left_alone = other->state == BEFORE || (other->state == AWAITED && has_key(p));
+        if (left_alone && same_client(other, p)) {
+            void (*gone)(void *ctx) = other->state == AWAITED ? other->gone : NULL;
+            end(other);
+            if (gone) {
+                gone(other->ctx);
+            }
         }
     }
 }
 
-attnd_err srv_process_add(srv_processes *t, int socket, uint32_t *idx, attnd_errinfo *info) {
-    uint32_t i = 0;
-    while (i < SRV_MAX_PROCESSES && t->all[i].state != FREE) {
-        i++;
+// is_back says whether the client of a place has attached again since.
+static bool is_back(const process *p) {
+    for (int i = 0; has_key(p) && i < SRV_MAX_PROCESSES; i++) {
+        const process *other = &p->t->all[i];
+        if (other != p && other->state == HELD && same_client(other, p)) {
+            return true;
+        }
     }
-    if (i == SRV_MAX_PROCESSES) {
+    return false;
+}
+
+attnd_err srv_process_add(srv_processes *t, int socket, const uint8_t key[SRV_PROCESS_KEY],
+                          uint32_t *idx, attnd_errinfo *info) {
+    process *p = find_free(t);
+    if (!p) {
         return attnd_fail(info, ATTND_EBUSY, "", "%d processes have the arena", SRV_MAX_PROCESSES);
     }
-    process *p = &t->all[i];
     p->fd = open_pidfd(socket);
     if (p->fd < 0) {
         return attnd_fail(info, ATTND_ENOTSUP, "", "the kernel does not say which process it is");
     }
     p->state = HELD;
-    char name[NAME_BYTES];
-    name_of(p, name);
-    srv_notify_store(name, p->fd);
-    accept_back(t, pid_of(p->fd));
-    *idx = i;
+    set_name(p, key);
+    srv_notify_store(p->name, p->fd);
+    accept_back(p);
+    *idx = (uint32_t)(p - t->all);
     return ATTND_OK;
 }
 
@@ -223,6 +280,11 @@ void srv_process_remove(srv_processes *t, uint32_t idx) {
 
 void srv_process_await(srv_processes *t, uint32_t idx, void (*gone)(void *ctx), void *ctx) {
     process *p = &t->all[idx];
+    if (is_back(p)) {
+        srv_process_remove(t, idx);
+        gone(ctx);
+        return;
+    }
     p->gone = gone;
     p->ctx = ctx;
     // Without a handle nobody tells: its blocks stay where they are until the next start.

@@ -5,7 +5,9 @@
 // The descriptors that tell of that (pidfds) are handed to the supervisor, too.  A daemon that was
 // restarted finds the processes of the run before, whose open steps it has aborted, and opens no
 // step before each of them has attached again (by which it says that it does nothing with the steps
-// of before) or is gone.
+// of before) or is gone.  A process may have several clients, each with a place of its own: a
+// client's key (proto_attach) is part of the name that its descriptor is kept under, so that one
+// does not speak for another.
 //
 // At most SRV_MAX_PROCESSES at once.  Loop thread only.
 #ifndef ATTND_SERVER_SRV_PROCESS_H
@@ -27,14 +29,19 @@ attnd_err srv_processes_open(srv_processes **out, uv_loop_t *loop, void (*settle
                              void *ctx, attnd_errinfo *info);
 void srv_processes_close(srv_processes *t);
 
-// srv_process_add notes the process at the other end of a connected AF_UNIX socket.  ATTND_EBUSY:
-// SRV_MAX_PROCESSES are there; ATTND_ENOTSUP: the kernel does not say which process it is.
-attnd_err srv_process_add(srv_processes *t, int socket, uint32_t *idx, attnd_errinfo *info);
+// srv_process_add notes the process at the other end of a connected AF_UNIX socket, and takes
+// the client with that process and key as back: it does nothing any more under its other places.
+// ATTND_EBUSY: SRV_MAX_PROCESSES are there; ATTND_ENOTSUP: the kernel does not say which process it
+// is.
+enum { SRV_PROCESS_KEY = 16 }; // bytes
+attnd_err srv_process_add(srv_processes *t, int socket, const uint8_t key[SRV_PROCESS_KEY],
+                          uint32_t *idx, attnd_errinfo *info);
 
 // srv_process_remove forgets a process that has unmapped the arena.
 void srv_process_remove(srv_processes *t, uint32_t idx);
 
-// srv_process_await calls gone, from the loop, when the process is gone, and forgets it.
+// srv_process_await calls gone, from the loop, when the process is gone or its client has attached
+// again (then perhaps from inside, or from srv_process_add), and forgets the place.
 void srv_process_await(srv_processes *t, uint32_t idx, void (*gone)(void *ctx), void *ctx);
 
 // srv_processes_before returns how many processes of the run before are not accounted for, and the

@@ -454,11 +454,12 @@ static bool send_region(conn *c, int flags_fd) {
 }
 
 // grant looks whether the client may have the arena, and notes its process.
-static attnd_err grant(conn *c, proto_attach_arena *arena, int *fd, attnd_errinfo *info) {
+static attnd_err grant(conn *c, const uint8_t *key, proto_attach_arena *arena, int *fd,
+                       attnd_errinfo *info) {
     srv_rings *t = c->t;
     attnd_err err = t->opts.arena(t->opts.ctx, &c->pub, arena, fd, info);
     if (!err) {
-        err = srv_process_add(t->opts.processes, c->fd, &c->process, info);
+        err = srv_process_add(t->opts.processes, c->fd, key, &c->process, info);
     }
     c->pub.arena = !err;
     return err;
@@ -480,7 +481,7 @@ static attnd_err prepare(conn *c, const srv_asked *in, gifts *g, attnd_errinfo *
         err = t->opts.attached(t->opts.ctx, &c->pub, a->session, a->secret, info);
     }
     if (!err && (a->flags & PROTO_ATTACH_ARENA)) {
-        err = grant(c, &g->arena, &g->arena_fd, info);
+        err = grant(c, a->secret, &g->arena, &g->arena_fd, info);
     }
     if (!err && (a->flags & PROTO_ATTACH_REGION)) {
         err = open_region(c, &in->region, &g->flags_fd, info);

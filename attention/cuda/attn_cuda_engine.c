@@ -529,6 +529,7 @@ static const attnd_engine engine = {.name = "cuda",
                                     .replay = attn_engine_replay,
                                     .step_ready = attn_engine_step_ready,
                                     .step_close = attn_engine_step_close,
+                                    .abandon = attn_engine_abandon,
                                     .settle = attn_engine_settle};
 
 const attnd_engine *attn_engine_cuda(void) {

@@ -114,6 +114,8 @@ typedef struct attnd_engine {
                             uint32_t num_seqs, bool soon, attnd_errinfo *info);
     // step_close forgets a step; work of it may go on.
     void (*step_close)(void *state, uint64_t step);
+    // abandon forgets all steps, and returns when all work has ended: none comes any more.
+    attnd_err (*abandon)(void *state, attnd_errinfo *info);
     // settle returns when all work has ended.
     attnd_err (*settle)(void *state, attnd_errinfo *info);
 } attnd_engine;

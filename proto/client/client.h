@@ -42,6 +42,7 @@ struct attnd_client {
     const attnd_engine *engine; // NULL = the daemon attends
     int32_t engine_threads;
     uint64_t region_bytes;
+    uint8_t engine_key[16];         // by which the daemon knows it among the process's clients
     pthread_mutex_t reconnect_lock; // taken before lock
     pthread_mutex_t lock;           // guards all below
     client_conn *conn;
@@ -128,6 +129,14 @@ void client_engine_close(attnd_client *c, uint64_t step);
 // that was cancelled in service mode, and returns whether there were any.
 attnd_err client_engine_settle(attnd_client *c, uint64_t step, attnd_errinfo *info);
 bool client_engine_collect(attnd_client *c, uint64_t step);
+void client_engine_abandon(attnd_client *c); // all steps; returns when nothing works on them
+
+// client_engine_is_here says whether the client attends in its own process.
+bool client_engine_is_here(const attnd_client *c);
+
+// client_engine_take_key finds a key that no other client of the process has; false: 64 have one.
+bool client_engine_take_key(uint8_t key[16]);
+void client_engine_give_key(const uint8_t key[16]);
 
 // client_engine_waits makes every commit wait for its work from now on.
 void client_engine_waits(attnd_client *c);

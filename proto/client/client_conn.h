@@ -57,7 +57,8 @@ typedef struct client_ring_opts {
     uint32_t spin_us;           // before a waiting thread sleeps
     const attnd_engine *engine; // NULL = none
     int32_t engine_threads;
-    uint64_t region_bytes; // of an engine for service mode
+    uint64_t region_bytes;     // of an engine for service mode
+    const uint8_t *engine_key; // [16]
 } client_ring_opts;
 attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
                            attnd_errinfo *info);

@@ -1,6 +1,38 @@
 // The way to a client's engine, in process or for service mode.  The engine is its connection's:
 // each call holds that, so that arena or region stay mapped until the call has ended.
+#include <stdatomic.h>
+#include <string.h>
+
 #include "proto/client/client_service.h"
+
+// Keys tell a process's clients apart, for the daemon.  One that was closed leaves its key to the
+// next: that one says of both, when it attaches, that nothing of before is still at work.  A key is
+// a number from here, and where here is, since a process may have this library twice.
+static atomic_uint_least64_t keys_taken; // a bit a number
+
+bool client_engine_take_key(uint8_t key[16]) {
+    uint_least64_t taken = atomic_load(&keys_taken);
+    uint64_t number;
+    do {
+        if (taken == UINT64_MAX) {
+            return false;
+        }
+        number = (uint64_t)__builtin_ctzll(~taken);
+    } while (!atomic_compare_exchange_weak(&keys_taken, &taken, taken | UINT64_C(1) << number));
+    const uint64_t words[2] = {(uint64_t)(uintptr_t)&keys_taken, number};
+    memcpy(key, words, sizeof(words));
+    return true;
+}
+
+void client_engine_give_key(const uint8_t key[16]) {
+    uint64_t words[2];
+    memcpy(words, key, sizeof(words));
+    atomic_fetch_and(&keys_taken, ~(UINT64_C(1) << words[1]));
+}
+
+bool client_engine_is_here(const attnd_client *c) {
+    return c->engine && !c->engine->service;
+}
 
 attnd_err client_engine_model(attnd_client *c, uint32_t model, const char *json,
                               uint32_t block_tokens, attnd_errinfo *info) {
@@ -69,6 +101,15 @@ bool client_engine_collect(attnd_client *c, uint64_t step) {
     bool any = conn->service && client_service_collect(conn->service, step, c->timeout_ms);
     client_conn_rele(conn);
     return any;
+}
+
+void client_engine_abandon(attnd_client *c) {
+    client_conn *conn = client_conn_of(c);
+    if (conn->engine) {
+        // An error means that the device is lost, and all work with it.
+        (void)conn->engine->abandon(conn->engine_state, NULL);
+    }
+    client_conn_rele(conn);
 }
 
 attnd_err attnd_step_replay(attnd_client *c, uint64_t captured, uint64_t step, void *stream,

@@ -526,6 +526,9 @@ attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint
                         .entries = ENTRIES,
                         .data_bytes = opts->data_bytes};
     proto_region_ask region = {.bytes = 0};
+    if (opts->engine && !service) {
+        memcpy(ask.secret, opts->engine_key, sizeof(ask.secret));
+    }
     client_attached a;
     *most = 0;
     attnd_err err = service ? ask_region(opts, &region, info) : ATTND_OK;

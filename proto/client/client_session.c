@@ -132,7 +132,8 @@ static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l
                              .timeout_ms = c->timeout_ms,
                              .spin_us = c->spin_us,
                              .engine = c->engine,
-                             .engine_threads = c->engine_threads};
+                             .engine_threads = c->engine_threads,
+                             .engine_key = c->engine_key};
     opts.data_bytes = c->ring_bytes ? c->ring_bytes : DEFAULT_RING_BYTES;
     opts.region_bytes = c->region_bytes ? c->region_bytes : DEFAULT_REGION_BYTES;
     attnd_err err;
@@ -269,7 +270,11 @@ static attnd_client *create_client(const char *url, const attnd_connect_opts *o)
         c->asyncs[i].next = c->idle_asyncs;
         c->idle_asyncs = &c->asyncs[i];
     }
-    if (!c->url || !c->client_name || !c->tenant) {
+    bool has_key = !client_engine_is_here(c) || client_engine_take_key(c->engine_key);
+    if (!has_key) {
+        c->engine = NULL; // nothing to give back
+    }
+    if (!has_key || !c->url || !c->client_name || !c->tenant) {
         attnd_close(c);
         return NULL;
     }
@@ -335,6 +340,7 @@ attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
     bool again = !is_lost(c), fresh = false;
     attnd_err err = ATTND_OK;
     if (!again) {
+        client_engine_abandon(c);
         err = link_again(c, c->session, c->secret, &l, info);
         fresh = err == ATTND_ESTALE || (!err && c->session && l.greeting.session != c->session);
         if (err == ATTND_ESTALE) {
@@ -374,6 +380,9 @@ void attnd_close(attnd_client *c) {
         client_conn_close(conn); // loses it and drops the reference of two lines above
         client_async_end(c);
         client_conn_rele(c->conn);
+    }
+    if (client_engine_is_here(c)) {
+        client_engine_give_key(c->engine_key); // its engine is closed
     }
     client_models_free(c);
     pthread_mutex_destroy(&c->lock);

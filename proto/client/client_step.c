@@ -171,8 +171,10 @@ static attnd_err open_in_engine(attnd_client *c, const client_msg *reply, const 
 // any more: until then the blocks of one past its deadline are held.  Not an error where it is
 // gone.
 static void give_back(attnd_client *c, uint64_t step) {
-    if (c->engine) {
+    if (client_engine_is_here(c)) {
         attnd_step_cancel(c, step, NULL);
+    } else {
+        client_engine_close(c, step);
     }
 }
 

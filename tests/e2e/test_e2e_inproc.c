@@ -483,6 +483,13 @@ START_TEST(a_killed_client_leaves_nothing) {
 }
 END_TEST
 
+// hang_up cuts the connections of the process.
+static void hang_up(void) {
+    for (int fd = 3; fd < 64; fd++) {
+        shutdown(fd, SHUT_RDWR); // which only sockets can
+    }
+}
+
 // lose_connection hangs up without a word, and goes on writing to the slots of its step.
 static void lose_connection(void) {
     static outputs o;
@@ -491,9 +498,7 @@ static void lose_connection(void) {
     attnd_step_seq s = {.seq = p.seq, .new_len = 30};
     uint64_t step = open_step(&p, &s, 1);
     attend_all(&p, step, 0, 30, true, &o);
-    for (int fd = 3; fd < 64; fd++) {
-        shutdown(fd, SHUT_RDWR); // which only sockets can
-    }
+    hang_up();
     atomic_fetch_add(turns, 1);
     for (;;) {
         attend(&p, step, 0, 1000, 30, true, &o);
@@ -623,6 +628,68 @@ static void outlive_the_daemon(void) {
     pause();
 }
 
+// come_back loses its connection in the middle of a step, and connects again.
+static void come_back(void) {
+    static outputs o;
+    player p;
+    begin(&p, true);
+    attnd_step_seq s = {.seq = p.seq, .new_len = 30};
+    uint64_t step = open_step(&p, &s, 1);
+    attend_all(&p, step, 0, 30, true, &o);
+    hang_up();
+    e2e_sleep_ms(200); // or the daemon looks into the ring once more
+    attnd_accept accept = {.accepted = 30};
+    ATTND_CK_ERR(attnd_step_commit(p.c, step, &accept, 1, NULL, &info), ATTND_ECONN);
+    atomic_fetch_add(turns, 1);
+    await_turns(2);
+    ATTND_CK_ERR(attnd_reconnect(p.c, &info), ATTND_ESTALE); // a new session
+    ck_assert_str_eq(info.field, "session");
+    atomic_fetch_add(turns, 1);
+    pause();
+}
+
+START_TEST(slots_are_given_back_when_their_writer_is_back) {
+    e2e_start(&d, flags);
+    atomic_store(turns, 0);
+    pid_t pid = in_child(come_back);
+    await_turns(1);
+    e2e_sleep_ms(300);
+    ck_assert_double_eq(stat_of("blocks.in_use"), 8);
+    atomic_fetch_add(turns, 1);
+    await_turns(3);
+    await_stat("blocks.in_use", 0, 1000);
+    reap(pid);
+    e2e_stop(&d);
+}
+END_TEST
+
+// Two clients of one process outlive the daemon.  One comes back, and a third comes: neither
+// speaks for the other one.
+static void be_two(void) {
+    static outputs o;
+    player a, b, c;
+    begin(&a, true);
+    begin(&b, true);
+    attnd_step_seq s = {.seq = b.seq, .new_len = 30};
+    uint64_t step = open_step(&b, &s, 1);
+    attend_all(&b, step, 0, 30, true, &o);
+    atomic_fetch_add(turns, 1);
+    await_turns(2); // the daemon is another one
+    attnd_accept accept = {.accepted = 1};
+    ATTND_CK_ERR(attnd_step_commit(a.c, 1, &accept, 1, NULL, &info), ATTND_ECONN);
+    ATTND_CK_OK(attnd_reconnect(a.c, &info));
+    ATTND_CK_OK(dial(&c, true));
+    attnd_close(a.c);
+    ATTND_CK_OK(dial(&a, true));
+    ATTND_CK_OK(attend(&b, step, 0, 1000, 30, true, &o)); // it has not noticed
+    atomic_fetch_add(turns, 1);
+    await_turns(4);
+    attnd_close(b.c);            // it has noticed, and is not needed any more
+    ATTND_CK_OK(dial(&b, true)); // its place is the next one's
+    atomic_fetch_add(turns, 1);
+    pause();
+}
+
 static pid_t worker_of(pid_t keeper) {
     char path[64];
     int pid = 0;
@@ -637,24 +704,35 @@ static pid_t worker_of(pid_t keeper) {
     return pid;
 }
 
+// restart kills the daemon's worker, and connects a client with a sequence to the next one.
+static void restart(player *p) {
+    kill(worker_of(d.pid), SIGKILL);
+    uint64_t until = e2e_now_ms() + 10000;
+    while (dial(p, false) && e2e_now_ms() < until) {
+        e2e_sleep_ms(20);
+    }
+    open_model(p);
+    ATTND_CK_OK(attnd_seq_create(p->c, p->model, &p->seq, &info));
+}
+
+static void expect_no_step(player *p) {
+    uint64_t step = 0;
+    attnd_step_seq s = {.seq = p->seq, .new_len = 1};
+    attnd_step_opts opts = {.deadline_ms = 100};
+    ATTND_CK_ERR(attnd_step_open(p->c, p->model, &s, 1, &opts, &step, &info), ATTND_ENOSPC);
+}
+
 START_TEST(a_restarted_daemon_waits_for_those_who_may_still_write) {
     bool comes_back = _i;
+    player p;
+    attnd_step_seq s = {.new_len = 1};
     d.keeper = true;
     e2e_start(&d, flags);
     atomic_store(turns, 0);
     pid_t pid = in_child(outlive_the_daemon);
     await_turns(1);
-    kill(worker_of(d.pid), SIGKILL);
-    player p;
-    uint64_t until = e2e_now_ms() + 10000, step = 0;
-    while (dial(&p, false) && e2e_now_ms() < until) {
-        e2e_sleep_ms(20);
-    }
-    open_model(&p);
-    ATTND_CK_OK(attnd_seq_create(p.c, p.model, &p.seq, &info));
-    attnd_step_seq s = {.seq = p.seq, .new_len = 1};
-    attnd_step_opts opts = {.deadline_ms = 100};
-    ATTND_CK_ERR(attnd_step_open(p.c, p.model, &s, 1, &opts, &step, &info), ATTND_ENOSPC);
+    restart(&p);
+    expect_no_step(&p);
     char who[64];
     snprintf(who, sizeof(who), "process %d of the run before", (int)pid);
     ck_assert(e2e_log_has(&d, who));
@@ -663,11 +741,35 @@ START_TEST(a_restarted_daemon_waits_for_those_who_may_still_write) {
     } else {
         reap(pid);
     }
+    s.seq = p.seq;
     open_step(&p, &s, 1); // waits up to 10 s
     if (comes_back) {
         await_turns(3);
         reap(pid);
     }
+    attnd_close(p.c);
+    e2e_stop(&d);
+}
+END_TEST
+
+START_TEST(a_restarted_daemon_waits_for_each_client_of_a_process) {
+    player p;
+    attnd_step_seq s = {.new_len = 1};
+    d.keeper = true;
+    e2e_start(&d, flags);
+    atomic_store(turns, 0);
+    pid_t pid = in_child(be_two);
+    await_turns(1);
+    restart(&p);
+    expect_no_step(&p);
+    atomic_fetch_add(turns, 1);
+    await_turns(3);
+    expect_no_step(&p);
+    atomic_fetch_add(turns, 1);
+    await_turns(5);
+    s.seq = p.seq;
+    open_step(&p, &s, 1);
+    reap(pid);
     attnd_close(p.c);
     e2e_stop(&d);
 }
@@ -689,7 +791,9 @@ static Suite *suite(void) {
     tcase_add_test(tc, slots_are_not_given_out_while_their_writer_lives);
     tcase_add_loop_test(tc, a_late_step_is_held_until_its_client_is_done, 0, 3);
     tcase_add_test(tc, a_late_step_ends_with_its_process);
+    tcase_add_test(tc, slots_are_given_back_when_their_writer_is_back);
     tcase_add_loop_test(tc, a_restarted_daemon_waits_for_those_who_may_still_write, 0, 2);
+    tcase_add_test(tc, a_restarted_daemon_waits_for_each_client_of_a_process);
     suite_add_tcase(s, tc);
     return s;
 }

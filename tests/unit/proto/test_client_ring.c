@@ -24,7 +24,7 @@ static uint64_t most;
 enum { DATA = 1 << 20, THREADS = 16, CALLS = 300 };
 
 static attnd_err open_to(const fake_ring *f) {
-    client_ring_opts opts = {f->path, 3000, DATA, 20, NULL, 0, 0};
+    client_ring_opts opts = {f->path, 3000, DATA, 20, NULL, 0, 0, NULL};
     attnd_err err = client_ring_open(&conn, &opts, &most, &info);
     if (!err) {
         client_conn_limit(conn, CLIENT_MAX_SLOTS);
@@ -103,7 +103,7 @@ END_TEST
 
 START_TEST(ring_of_few_bytes_makes_callers_wait_for_memory) {
     fake_ring *f = fake_ring_start(NULL, echo);
-    client_ring_opts opts = {f->path, 3000, 1, 20, NULL, 0, 0}; // a page
+    client_ring_opts opts = {f->path, 3000, 1, 20, NULL, 0, 0, NULL}; // a page
     ATTND_CK_OK(client_ring_open(&conn, &opts, &most, &info));
     client_conn_limit(conn, CLIENT_MAX_SLOTS);
     run_threads();
@@ -404,7 +404,7 @@ START_TEST(ring_that_is_refused_says_why_and_how_much) {
 END_TEST
 
 START_TEST(ring_open_to_nobody_fails) {
-    client_ring_opts opts = {"/nonexistent/s.attach", 3000, DATA, 0, NULL, 0, 0};
+    client_ring_opts opts = {"/nonexistent/s.attach", 3000, DATA, 0, NULL, 0, 0, NULL};
     ATTND_CK_ERR(client_ring_open(&conn, &opts, &most, &info), ATTND_ECONN);
     char path[200];
     memset(path, 'a', sizeof(path) - 1);

@@ -16,6 +16,7 @@ static srv_processes *t;
 static attnd_errinfo info;
 static int num_gone, num_settled, listener;
 static char path[64];
+static const uint8_t key[SRV_PROCESS_KEY] = {7};
 
 static void gone(void *ctx) {
     num_gone += *(int *)ctx;
@@ -73,7 +74,7 @@ START_TEST(a_process_is_told_of_when_it_is_gone_and_not_before) {
     pid_t pid;
     uint32_t idx;
     int one = 1, fd = child(&pid);
-    ATTND_CK_OK(srv_process_add(t, fd, &idx, &info));
+    ATTND_CK_OK(srv_process_add(t, fd, key, &idx, &info));
     close(fd); // the connection is lost, the process is not
     srv_process_await(t, idx, gone, &one);
     for (int i = 0; i < 5; i++) {
@@ -94,20 +95,50 @@ START_TEST(places_are_bounded_and_used_again) {
     uint32_t idx[SRV_MAX_PROCESSES + 1];
     int fd = child(&pid);
     for (int i = 0; i < SRV_MAX_PROCESSES; i++) {
-        ATTND_CK_OK(srv_process_add(t, fd, &idx[i], &info));
+        ATTND_CK_OK(srv_process_add(t, fd, key, &idx[i], &info));
     }
-    ATTND_CK_ERR(srv_process_add(t, fd, &idx[SRV_MAX_PROCESSES], &info), ATTND_EBUSY);
+    ATTND_CK_ERR(srv_process_add(t, fd, key, &idx[SRV_MAX_PROCESSES], &info), ATTND_EBUSY);
     srv_process_remove(t, idx[3]);
-    ATTND_CK_OK(srv_process_add(t, fd, &idx[SRV_MAX_PROCESSES], &info));
+    ATTND_CK_OK(srv_process_add(t, fd, key, &idx[SRV_MAX_PROCESSES], &info));
     ck_assert_uint_eq(idx[SRV_MAX_PROCESSES], idx[3]);
     close(fd);
     reap(pid);
 }
 END_TEST
 
+// Attaching again says that a client does nothing under its other places, not that its siblings of
+// the same process do nothing.
+START_TEST(a_client_that_is_back_speaks_for_itself_alone) {
+    static const uint8_t keys[2][SRV_PROCESS_KEY] = {{1}, {2}}, none[SRV_PROCESS_KEY];
+    pid_t pid;
+    uint32_t idx[3], again;
+    int worth[3] = {1, 10, 100}, fd = child(&pid);
+    for (int i = 0; i < 3; i++) {
+        ATTND_CK_OK(srv_process_add(t, fd, i < 2 ? keys[i] : none, &idx[i], &info));
+        srv_process_await(t, idx[i], gone, &worth[i]);
+    }
+    ck_assert_int_eq(num_gone, 0);
+    ATTND_CK_OK(srv_process_add(t, fd, keys[0], &again, &info));
+    ck_assert_int_eq(num_gone, 1);
+    ATTND_CK_OK(srv_process_add(t, fd, none, &again, &info)); // may be another that has no key
+    ck_assert_int_eq(num_gone, 1);
+    ATTND_CK_OK(srv_process_add(t, fd, keys[1], &again, &info));
+    ck_assert_int_eq(num_gone, 11);
+    // Its end is noticed after it is back.
+    uint32_t back;
+    ATTND_CK_OK(srv_process_add(t, fd, keys[1], &back, &info));
+    srv_process_await(t, again, gone, &worth[0]);
+    ck_assert_int_eq(num_gone, 12);
+    close(fd);
+    reap(pid);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(num_gone, 112);
+}
+END_TEST
+
 START_TEST(what_is_no_socket_names_no_process) {
     uint32_t idx;
-    ATTND_CK_ERR(srv_process_add(t, 0, &idx, &info), ATTND_ENOTSUP);
+    ATTND_CK_ERR(srv_process_add(t, 0, key, &idx, &info), ATTND_ENOTSUP);
     ck_assert_uint_eq(srv_processes_before(NULL, NULL), 0);
 }
 END_TEST
@@ -118,6 +149,7 @@ static Suite *suite(void) {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, a_process_is_told_of_when_it_is_gone_and_not_before);
     tcase_add_test(tc, places_are_bounded_and_used_again);
+    tcase_add_test(tc, a_client_that_is_back_speaks_for_itself_alone);
     tcase_add_test(tc, what_is_no_socket_names_no_process);
     suite_add_tcase(s, tc);
     return s;
