@@ -102,8 +102,8 @@ static srv_request *take_rq(srv_core *core, srv_armed *a) {
     return rq;
 }
 
-// fail answers the request, and drains.
-static void fail(srv_core *core, srv_armed *a, attnd_err err, const attnd_errinfo *info) {
+// name_error is what the reply says: the first layer whose outputs are not there.
+static attnd_errinfo name_error(const srv_armed *a, attnd_err err, const attnd_errinfo *info) {
     attnd_errinfo named = {.code = ATTND_OK};
     if (info) {
         named = *info;
@@ -112,14 +112,21 @@ static void fail(srv_core *core, srv_armed *a, attnd_err err, const attnd_errinf
         attnd_fail(&named, err, "", "%s", attnd_strerror(err));
     }
     if (!named.detail) { // that of ECUDA is CUDA's
-        named.detail = (int32_t)(a->first_layer + a->at);
+        uint32_t last = a->num_layers - 1;
+        named.detail = (int32_t)(a->first_layer + (a->at < last ? a->at : last));
     }
+    return named;
+}
+
+// fail answers the request, and drains.
+static void fail(srv_core *core, srv_armed *a, attnd_err err, const attnd_errinfo *info) {
+    bool came = (a->runs || a->taken), computed = a->runs && a->rq->sched.signaled;
+    a->at += computed;
+    attnd_errinfo named = name_error(a, err, info);
     core->armed.info.failed++;
     core->armed.info.draining++;
     srv_region_tell(a->region, err, a->step);
-    if (a->runs && a->rq->sched.signaled) {
-        a->at++;
-    } else if (a->runs || a->taken) {
+    if (came && !computed) {
         answer(a);
     }
     a->runs = a->taken = false;

@@ -324,6 +324,19 @@ static attnd_err fake_mark(attn_device *d, uint32_t buffer, attnd_errinfo *info)
     return append(of(d), (work){.kind = MARK, .buffer = buffer}, info);
 }
 
+// open_regions opens or closes the regions that rows of a launch lie in.
+static void open_regions(const fake_device *d, const attn_params *p, int access) {
+    for (uint32_t r = 0; r < p->num_rows; r++) {
+        uintptr_t at = (uintptr_t)(p->rows[r].q ? p->rows[r].q : p->rows[r].k_new);
+        for (uint32_t i = 0; i < d->num_regions; i++) {
+            uintptr_t base = (uintptr_t)d->regions[i].base;
+            if (at >= base && at - base < d->regions[i].bytes) {
+                ATTND_ASSERT(mprotect(d->regions[i].base, d->regions[i].bytes, access) == 0);
+            }
+        }
+    }
+}
+
 static attnd_err run(fake_device *d, work *w) {
     const attn_device_buffer *b = &d->pub.buffers[w->buffer];
     attnd_err err = ATTND_OK;
@@ -340,7 +353,9 @@ static attnd_err run(fake_device *d, work *w) {
         }
         break;
     case LAUNCH:
+        open_regions(d, &w->launch, PROT_READ | PROT_WRITE);
         err = attn_cpu_run(d->cpu, &w->launch, NULL, NULL);
+        open_regions(d, &w->launch, PROT_NONE);
         free(w->launch.rows);
         w->launch.rows = NULL;
         break;
@@ -355,9 +370,6 @@ static attnd_err run(fake_device *d, work *w) {
 
 static void protect(fake_device *d, int access) {
     ATTND_ASSERT(mprotect(d->memory, d->bytes, access) == 0);
-    for (uint32_t i = 0; i < d->num_regions; i++) {
-        ATTND_ASSERT(mprotect(d->regions[i].base, d->regions[i].bytes, access) == 0);
-    }
 }
 
 // run_to runs what comes up to the buffer's mark.
