@@ -171,9 +171,9 @@ static void print(const void *base, const srv_conf_key *key, char out[SRV_CONF_T
 }
 
 // split cuts "section.key" at its last dot, so that a tenant's name may hold dots.
-static bool split(const char *full, char section[SRV_CONF_NAME_BYTES + 8], const char **name) {
+static bool split(const char *full, char section[SRV_CONF_SECTION_BYTES], const char **name) {
     const char *dot = strrchr(full, '.');
-    if (!dot || (size_t)(dot - full) >= SRV_CONF_NAME_BYTES + 8) {
+    if (!dot || (size_t)(dot - full) >= SRV_CONF_SECTION_BYTES) {
         return false;
     }
     memcpy(section, full, (size_t)(dot - full));
@@ -188,7 +188,7 @@ static const char *tenant_name(const char *section) {
 }
 
 const srv_conf_key *srv_conf_find(const char *key) {
-    char section[SRV_CONF_NAME_BYTES + 8];
+    char section[SRV_CONF_SECTION_BYTES];
     const char *name;
     if (!split(key, section, &name)) {
         return NULL;
@@ -282,6 +282,12 @@ attnd_err srv_conf_tenant_add(srv_conf *conf, const char *name, attnd_errinfo *i
         return attnd_fail(info, ATTND_EINVAL, "tenant", "a tenant's name is longer than %d bytes",
                           SRV_CONF_NAME_BYTES - 1);
     }
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++) {
+        if (*c < ' ' || *c == 127 || strchr("];", *c)) { // what a file's section could not say
+            return attnd_fail(info, ATTND_EINVAL, "tenant",
+                              "a tenant's name has no ], no ; and no control characters");
+        }
+    }
     if (conf->num_tenants == SRV_CONF_MAX_TENANTS) {
         return attnd_fail(info, ATTND_EINVAL, "tenant", "more than %d tenants",
                           SRV_CONF_MAX_TENANTS);
@@ -318,7 +324,7 @@ attnd_err srv_conf_set(srv_conf *conf, const char *key, const char *value, attnd
     if (!row) {
         return unknown_key(key, info);
     }
-    char section[SRV_CONF_NAME_BYTES + 8];
+    char section[SRV_CONF_SECTION_BYTES];
     const char *name;
     split(key, section, &name);
     const char *who = tenant_name(section);
@@ -345,7 +351,7 @@ attnd_err srv_conf_get(const srv_conf *conf, const char *key, char out[SRV_CONF_
     if (!row) {
         return unknown_key(key, info);
     }
-    char section[SRV_CONF_NAME_BYTES + 8];
+    char section[SRV_CONF_SECTION_BYTES];
     const char *name;
     split(key, section, &name);
     const char *who = tenant_name(section);

@@ -17,7 +17,8 @@
 
 enum {
     SRV_CONF_TEXT_BYTES = 512,
-    SRV_CONF_NAME_BYTES = 64, // of a tenant; also "section.key"
+    SRV_CONF_NAME_BYTES = 64,                         // of a tenant; also "section.key"
+    SRV_CONF_SECTION_BYTES = SRV_CONF_NAME_BYTES + 8, // "tenant NAME"
     SRV_CONF_MAX_TENANTS = 64,
     SRV_CONF_MAX_UIDS = 32, // of one list
 };

@@ -3,7 +3,7 @@
 //
 // inih's handler gets no line number as distributions build it, so the reader that feeds it lines
 // counts them.  inih cuts a line at 199 bytes and takes the rest for a new one; the reader refuses
-// such a line instead.
+// such a line instead.  And inih cuts a section's name at 49 bytes, so the reader keeps the whole.
 #include <errno.h>
 #include <ini.h>
 #include <stdlib.h>
@@ -12,8 +12,7 @@
 #include "server/srv_conf.h"
 
 enum {
-    MAX_KEYS = 64,      // rows of the table and tenants' keys; bits of `seen`
-    SECTION_BYTES = 50, // of a section's name and its NUL: inih cuts off the rest of a longer one
+    MAX_KEYS = 64, // rows of the table and tenants' keys; bits of `seen`
 };
 
 typedef struct loader {
@@ -21,6 +20,7 @@ typedef struct loader {
     const char *path;
     FILE *file;
     int line;
+    char section[SRV_CONF_SECTION_BYTES]; // that the line is in, "" before the first
     bool lost; // behind a section header that is none: whose keys these are is not known
     srv_conf_errors *errors;
     uint64_t seen[1 + SRV_CONF_MAX_TENANTS]; // keys set by this file: own sections, each tenant
@@ -41,19 +41,18 @@ static void drop_rest(FILE *file) {
 // no section, only of keys in one, so a tenant without any is added here; and it would cut a long
 // name, stay in the section before when there is a comment in the name, and skip what is behind it.
 static const char *take_section(loader *l, const char *text, attnd_errinfo *info) {
-    char name[SECTION_BYTES];
     size_t len = strcspn(text + 1, "];");
     const char *end = text + 1 + len;
     l->lost = true;
     if (*end != ']' || !strchr(";#", end[1 + strspn(end + 1, " \t\r\n")])) {
         return "a section has the form [NAME]";
     }
-    if (len >= sizeof(name)) {
-        return "a section's name is longer than 49 bytes";
+    if (len >= sizeof(l->section)) {
+        return "a tenant's name is longer than 63 bytes";
     }
-    memcpy(name, text + 1, len);
-    name[len] = '\0';
-    l->lost = srv_conf_section(l->conf, name, info) != ATTND_OK;
+    memcpy(l->section, text + 1, len);
+    l->section[len] = '\0';
+    l->lost = srv_conf_section(l->conf, l->section, info) != ATTND_OK;
     return l->lost ? info->text : NULL;
 }
 
@@ -93,7 +92,8 @@ static char *read_line(char *buf, int bytes, void *arg) {
 }
 
 // first_time marks a key as set and is false when the file has set it before.
-static bool first_time(loader *l, const srv_conf_key *row, const char *section) {
+static bool first_time(loader *l, const srv_conf_key *row) {
+    const char *section = l->section;
     size_t who = 0;
     for (uint32_t i = 0; i < l->conf->num_tenants; i++) {
         if (strncmp(section, "tenant ", 7) == 0 && !strcmp(section + 7, l->conf->tenants[i].name)) {
@@ -109,8 +109,10 @@ static bool first_time(loader *l, const srv_conf_key *row, const char *section) 
 }
 
 // take_key is inih's handler; 0 tells it of an error, and it goes on reading.
-static int take_key(void *arg, const char *section, const char *name, const char *value) {
+static int take_key(void *arg, const char *cut, const char *name, const char *value) {
+    (void)cut; // the section
     loader *l = arg;
+    const char *section = l->section;
     if (l->lost) {
         return 1;
     }
@@ -123,7 +125,7 @@ static int take_key(void *arg, const char *section, const char *name, const char
     } else {
         err = srv_conf_set(l->conf, key, value, &info);
     }
-    if (!err && !first_time(l, srv_conf_find(key), section)) {
+    if (!err && !first_time(l, srv_conf_find(key))) {
         err = attnd_fail(&info, ATTND_EINVAL, name, "%.64s is set twice", key);
     }
     if (err) {

@@ -52,7 +52,10 @@ const srv_conf_key srv_conf_keys[] = {
      "with their secrets; then they are closed, and what is not kept is freed."},
     {"server", "restart_pause", SRV_CONF_TIME, CONF(restart_pause_ms), "10s", 0, DAY_MS, NULL,
      false,
-     "The longest pause before a worker that keeps dying within 10 s is started again; 0: none."},
+     "The longest pause before a worker that keeps dying within 10 s is started again; 0: none.  "
+     "After three starts in a row whose worker died before it served comes one with an empty "
+     "cache, "
+     "since what kills them may lie there; after six attnd itself ends, with status 1."},
 
     {"cache", "memory", SRV_CONF_SIZE, CONF(memory_bytes), "1GiB", MIB, 64ull << 40, NULL, false,
      "Size of the arena that KV blocks lie in: at least one slab, and a slab for each size of "

@@ -254,12 +254,12 @@ START_TEST(a_tenant_needs_no_key) {
 }
 END_TEST
 
-// Names of 42 bytes are different to their last, and longer ones never the same by being cut.
+// Names of 63 bytes are different to their last, and longer ones never the same by being cut.
 START_TEST(a_section_is_one_by_its_whole_name) {
-    char most[43], text[256];
-    memset(most, 'a', 42);
-    most[42] = '\0';
-    snprintf(text, sizeof(text), "[tenant %s]\nshare = 2\n[tenant %.41sb]\nquota_blocks = 3\n",
+    char most[64], text[256];
+    memset(most, 'a', 63);
+    most[63] = '\0';
+    snprintf(text, sizeof(text), "[tenant %s]\nshare = 2\n[tenant %.62sb]\nquota_blocks = 3\n",
              most, most);
     ATTND_CK_OK(load(text));
     ck_assert_uint_eq(conf.num_tenants, 3);
@@ -267,7 +267,7 @@ START_TEST(a_section_is_one_by_its_whole_name) {
     srv_conf_init(&conf);
     snprintf(text, sizeof(text), "[tenant %sc]\nshare = 2\n", most);
     ATTND_CK_ERR(load(text), ATTND_EINVAL);
-    ck_error(0, ":1: a section's name is longer");
+    ck_error(0, ":1: a tenant's name is longer than 63 bytes");
     ck_assert_uint_eq(errors.num, 1);
     ck_assert_uint_eq(conf.num_tenants, 1);
 }
@@ -338,6 +338,36 @@ START_TEST(a_dump_reads_back_as_itself) {
     srv_conf_init(&again);
     ATTND_CK_OK(srv_conf_load(&again, path, &errors));
     ck_assert_mem_eq(&again, &conf, sizeof(conf));
+}
+END_TEST
+
+#define NAME_63 "a.name-of-sixty-three-bytes-the-longest-that-a-tenant-may-have-"
+
+START_TEST(a_dump_tells_tenants_of_the_longest_names_apart) {
+    ck_assert_uint_eq(sizeof(NAME_63), 64);
+    char other[] = NAME_63, key[128];
+    other[62] = '+'; // alike but for the last byte
+    snprintf(key, sizeof(key), "tenant %s.share", other);
+    ATTND_CK_OK(srv_conf_set(&conf, "tenant " NAME_63 ".share", "3", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, key, "4", &info));
+    FILE *f = fopen(path, "w");
+    srv_conf_dump(&conf, f);
+    fclose(f);
+    static srv_conf again;
+    srv_conf_init(&again);
+    ck_assert_msg(!srv_conf_load(&again, path, &errors), "%s", errors.text[0]);
+    ck_assert_uint_eq(again.num_tenants, 3);
+    ck_assert_uint_eq(srv_conf_tenant_find(&again, NAME_63)->share, 3);
+    ck_assert_uint_eq(srv_conf_tenant_find(&again, other)->share, 4);
+}
+END_TEST
+
+START_TEST(names_that_a_file_cannot_hold_are_refused) {
+    ATTND_CK_ERR(srv_conf_set(&conf, "tenant a]b.share", "2", &info), ATTND_EINVAL);
+    ck_text("no control characters");
+    ATTND_CK_ERR(srv_conf_set(&conf, "tenant a;b.share", "2", &info), ATTND_EINVAL);
+    ATTND_CK_ERR(srv_conf_set(&conf, "tenant a\nb.share", "2", &info), ATTND_EINVAL);
+    ck_assert_uint_eq(conf.num_tenants, 1);
 }
 END_TEST
 
@@ -465,6 +495,8 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_line_that_is_too_long_is_refused);
     tcase_add_test(tc, a_missing_file_is_an_io_error);
     tcase_add_test(tc, a_dump_reads_back_as_itself);
+    tcase_add_test(tc, a_dump_tells_tenants_of_the_longest_names_apart);
+    tcase_add_test(tc, names_that_a_file_cannot_hold_are_refused);
     tcase_add_test(tc, get_writes_what_set_took);
     tcase_add_test(tc, keys_that_contradict_each_other_are_refused);
     tcase_add_test(tc, a_gpu_wants_its_own_keys);
