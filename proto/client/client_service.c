@@ -377,10 +377,15 @@ static attnd_err lane_of(client_service *s, void *stream, uint64_t deadline_ms, 
         }
         last = l->used < last->used ? l : last;
     }
-    if (last->used && !await_idle(s, last->stream, deadline_ms)) {
+    uint64_t used = last->used;
+    if (used && !await_idle(s, last->stream, deadline_ms)) {
         return still_busy(info);
     }
+    if (last->used != used) { // another thread was faster
+        return lane_of(s, stream, deadline_ms, out, info);
+    }
     last->stream = stream;
+    last->used = ++s->uses;
     *out = last;
     return ATTND_OK;
 }
