@@ -5,7 +5,8 @@
 //
 // A task is walked step by step (64 keys), and inside a step KV head by KV head, so that a block's
 // heads, which lie side by side, are read together.  Per step and head: scores, softmax step,
-// weights times V.  Two forms of the products share all the rest:
+// weights times V; the stream form makes the scores of all heads first.  Two forms of the products
+// share all the rest:
 //     stream (up to 4 query rows a KV head): straight from the cache, prefetching what comes next
 //     packed (more): as matrix products over a transposed copy of the step
 // The form follows from q_len and the group alone, so a row's bits do not depend on its task.
@@ -29,7 +30,6 @@ static inline void halve_rows(simd_work *w, simd_rows *rows, int32_t first, int3
         for (int32_t c = 0; c < head_dim; c += SIMD_QUAD) {
             int32_t n = head_dim - c < SIMD_QUAD ? head_dim - c : SIMD_QUAD;
             vec_f8_to_f16(from + c, n, to + c);
-            prefetch(rows, key, c, SIMD_LINE);
         }
         w->half_row[key] = (const char *)to;
     }
@@ -38,8 +38,8 @@ static inline void halve_rows(simd_work *w, simd_rows *rows, int32_t first, int3
             w->half_row[key] = w->half_row[first];
         }
     }
-    rows->row = rows->next = w->half_row;
-    rows->offset = rows->next_offset = 0;
+    rows->row = w->half_row;
+    rows->offset = 0;
 }
 
 // first_of and end_of are the keys of a step that bits span.
@@ -48,41 +48,6 @@ static inline int32_t first_of(uint64_t bits) {
 }
 static inline int32_t end_of(uint64_t bits) {
     return ATTN_STEP_KEYS - __builtin_clzll(bits);
-}
-
-// stream_rows is scores, softmax step and weights times V for up to 4 rows of one KV head.
-SIMD_INLINE void stream_rows(simd_work *w, const attn_cpu_step *step, simd_head *head,
-                             attnd_dtype dtype, int num_rows) {
-    const attn_shape *s = &w->p->shape;
-    int32_t first = first_of(step->seen);
-    int32_t end = end_of(step->seen);
-    float rescale[VEC_LANES];
-    simd_tile tile = {
-        .s = w->s,
-        .m = head->m,
-        .d = head->d,
-        .rescale = rescale,
-        .row_bits = step->full ? NULL : step->row_bits,
-        .rows = w->rows,
-        .key_first = step->key_first,
-    };
-    simd_score score = {w->s, head->q, w->columns};
-    stream_scores(&score, &head->k, first, end, dtype, s->head_dim, num_rows);
-    simd_softmax_step(&tile, head->logits);
-    simd_weigh product = {head->acc, w->v_columns, w->s, rescale, first, end};
-    stream_weigh(&product, &head->v, dtype, s->v_head_dim, num_rows);
-}
-
-// stream_head chooses the number of rows that are worked on.
-SIMD_INLINE void stream_head(simd_work *w, const attn_cpu_step *step, simd_head *head,
-                             attnd_dtype dtype) {
-    if (w->rows == 1) {
-        stream_rows(w, step, head, dtype, 1);
-    } else if (w->rows == 2) {
-        stream_rows(w, step, head, dtype, 2);
-    } else {
-        stream_rows(w, step, head, dtype, SIMD_STREAM_ROWS);
-    }
 }
 
 // tile_keys returns the keys of the step that rows [r, r + count) see together.
@@ -194,14 +159,27 @@ SIMD_INLINE void packed_head(simd_work *w, const attn_cpu_step *step, simd_head 
     packed_tiles(w, step, head);
 }
 
+// k_rows and v_rows are K and V of a KV head of a step.
+static inline simd_rows k_rows(const simd_work *w, const attn_cpu_step *step, int32_t kv_head) {
+    const attn_shape *s = &w->p->shape;
+    int32_t element = (int32_t)attnd_dtype_bytes(s->kv_dtype);
+    return (simd_rows){step->k, kv_head * s->stride_k_head * element, s->stride_k_token * element,
+                       step->run, s->head_dim * element};
+}
+
+static inline simd_rows v_rows(const simd_work *w, const attn_cpu_step *step, int32_t kv_head) {
+    const attn_shape *s = &w->p->shape;
+    int32_t element = (int32_t)attnd_dtype_bytes(s->kv_dtype);
+    return (simd_rows){step->v, kv_head * s->stride_v_head * element, s->stride_v_token * element,
+                       step->run, s->v_head_dim * element};
+}
+
 // head_of fills *head for KV head h of the task.
 static inline void head_of(simd_head *head, const simd_work *w, int32_t current, int32_t h) {
-    const attn_shape *s = &w->p->shape;
     const attn_cpu_step *step = &w->step[current];
     const attn_cpu_step *next = &w->step[!current];
     int64_t state = h * (int64_t)w->stride_rows;
     int32_t kv_head = w->t->head_first + h;
-    int64_t element = attnd_dtype_bytes(s->kv_dtype);
     bool last = h + 1 == w->t->head_count;
     int32_t next_head = last ? w->t->head_first : kv_head + 1;
     if (!last || !next->seen) {
@@ -211,27 +189,76 @@ static inline void head_of(simd_head *head, const simd_work *w, int32_t current,
     head->acc = w->acc + state * w->v_columns;
     head->m = w->m + state;
     head->d = w->d + state;
-    head->k = (simd_rows){step->k, next->k, kv_head * s->stride_k_head * element,
-                          next_head * s->stride_k_head * element};
-    head->v = (simd_rows){step->v, next->v, kv_head * s->stride_v_head * element,
-                          next_head * s->stride_v_head * element};
+    head->k = k_rows(w, step, kv_head);
+    head->v = v_rows(w, step, kv_head);
+    head->next_k = k_rows(w, next, next_head);
     head->logits = &w->logits[h];
 }
 
-// fetch_first fetches K and V of the first head of the first step; what comes later is fetched
+// stream_softmax is the softmax step of up to 4 rows of one KV head.
+static inline void stream_softmax(simd_work *w, const attn_cpu_step *step, const simd_head *head,
+                                  float *scores, float *rescale) {
+    simd_tile tile = {
+        .s = scores,
+        .m = head->m,
+        .d = head->d,
+        .rescale = rescale,
+        .row_bits = step->full ? NULL : step->row_bits,
+        .rows = w->rows,
+        .key_first = step->key_first,
+    };
+    simd_softmax_step(&tile, head->logits);
+}
+
+// stream_rows is scores, softmax step and weights times V for up to 4 rows of each KV head.  K of
+// all heads passes before V of all heads: that is how they lie in a block.
+SIMD_INLINE void stream_rows(simd_work *w, int32_t current, attnd_dtype dtype, int num_rows) {
+    const attn_shape *s = &w->p->shape;
+    const attn_cpu_step *step = &w->step[current];
+    int32_t first = first_of(step->seen);
+    int32_t end = end_of(step->seen);
+    simd_head head;
+    for (int32_t h = 0; h < w->t->head_count; h++) {
+        float *scores = w->s + (int64_t)h * num_rows * ATTN_STEP_KEYS;
+        bool last = h + 1 == w->t->head_count;
+        head_of(&head, w, current, h);
+        simd_score score = {scores, head.q, w->columns};
+        simd_rows next = last ? v_rows(w, step, w->t->head_first) : head.next_k;
+        stream_scores(&score, &head.k, &next, first, end, dtype, s->head_dim, num_rows);
+    }
+    for (int32_t h = 0; h < w->t->head_count; h++) {
+        float *scores = w->s + (int64_t)h * num_rows * ATTN_STEP_KEYS;
+        float rescale[VEC_LANES];
+        bool last = h + 1 == w->t->head_count;
+        head_of(&head, w, current, h);
+        stream_softmax(w, step, &head, scores, rescale);
+        simd_weigh product = {head.acc, w->v_columns, scores, rescale, first, end};
+        simd_rows next = last ? head.next_k : v_rows(w, step, w->t->head_first + h + 1);
+        stream_weigh(&product, &head.v, &next, dtype, s->v_head_dim, num_rows);
+    }
+}
+
+// stream_heads chooses the number of rows that are worked on.
+SIMD_INLINE void stream_heads(simd_work *w, int32_t current, attnd_dtype dtype) {
+    if (w->rows == 1) {
+        stream_rows(w, current, dtype, 1);
+    } else if (w->rows == 2) {
+        stream_rows(w, current, dtype, 2);
+    } else {
+        stream_rows(w, current, dtype, SIMD_STREAM_ROWS);
+    }
+}
+
+// fetch_first fetches K of the first head of the first step; what comes later is fetched
 // between the products.
 static inline void fetch_first(const simd_work *w, const attn_cpu_step *step) {
     const attn_shape *s = &w->p->shape;
     int64_t element = attnd_dtype_bytes(s->kv_dtype);
     int64_t k = w->t->head_first * s->stride_k_head * element;
-    int64_t v = w->t->head_first * s->stride_v_head * element;
     for (uint64_t left = step->seen; left; left &= left - 1) {
         int32_t key = first_of(left);
         for (int64_t at = 0; at < s->head_dim * element; at += SIMD_LINE) {
-            __builtin_prefetch(step->k[key] + k + at, 0, 2);
-        }
-        for (int64_t at = 0; at < s->v_head_dim * element; at += SIMD_LINE) {
-            __builtin_prefetch(step->v[key] + v + at, 0, 2);
+            fetch_line(step->k[key] + k + at, false);
         }
     }
 }
@@ -241,7 +268,7 @@ static inline void simd_attend(const attn_params *p, const attn_task *t, const a
                                void *scratch, const simd_form *form, bool may_stream) {
     simd_work *w = work_init(p, t, scratch, form);
     int32_t all_rows = w->row->q_len * attn_group(&p->shape);
-    simd_head_fn work = may_stream && all_rows <= SIMD_STREAM_ROWS ? form->stream : form->packed;
+    bool streams = may_stream && all_rows <= SIMD_STREAM_ROWS;
     attn_span span = attn_task_span(p, t);
     int32_t current = 0;
     int32_t key = attn_cpu_step_next(&w->step[current], p, t, span, span.first);
@@ -254,10 +281,13 @@ static inline void simd_attend(const attn_params *p, const attn_task *t, const a
     clear_state(w);
     while (w->step[current].seen) {
         key = attn_cpu_step_next(&w->step[!current], p, t, span, key);
-        for (int32_t h = 0; h < t->head_count; h++) {
+        if (streams) {
+            form->stream(w, current);
+        }
+        for (int32_t h = 0; h < t->head_count && !streams; h++) {
             simd_head head;
             head_of(&head, w, current, h);
-            work(w, &w->step[current], &head);
+            form->packed(w, &w->step[current], &head);
         }
         current = !current;
     }

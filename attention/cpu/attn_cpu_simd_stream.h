@@ -11,9 +11,9 @@
 // at a time, on the stack, and then goes the way of F16: a register has no cheaper way from a byte
 // to a float, and loads convert halves for free.
 //
-// Between the multiplications stand the prefetches of the rows that come next (of the next KV head
-// of the step, or of the next step), so that they are spread evenly: in a burst they gain nothing.
-// They follow the columns that are worked on, or the order of memory, by VEC_FETCHES_IN_ORDER.
+// Between the multiplications stand the prefetches of the rows that come next, 64 rows ahead and in
+// the order of memory, so that they are spread evenly: in a burst they gain nothing.  Each line is
+// asked for again some KiB later: not all prefetches are kept when misses are many.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 
@@ -23,18 +23,20 @@
 
 enum {
     SIMD_LINE = 64,            // bytes of a cache line
+    SIMD_AGAIN = 8 << 10,      // bytes, see fetch_line
     SIMD_PAIR = 2 * VEC_LANES, // columns of a pair
     SIMD_QUAD = 4 * VEC_LANES, // columns of F8E4M3 that are widened together
 };
 
 #define SIMD_F8_SCALE 256.0f // by which what vec_f8_to_f16 gives is too small
 
-// simd_rows is the 64 rows of K or of V of a step and KV head, and those that come next.
+// simd_rows is the 64 rows of K or of V of a step and KV head.
 typedef struct simd_rows {
-    const char *const *row;  // [ATTN_STEP_KEYS]
-    const char *const *next; // [ATTN_STEP_KEYS], rows that will be wanted next
-    int64_t offset;          // bytes, to be added to row
-    int64_t next_offset;
+    const char *const *row; // [ATTN_STEP_KEYS]
+    int64_t offset;         // bytes, to be added to row
+    int64_t stride;         // bytes from one row of a run to the next
+    int32_t run;            // rows, see attn_cpu_step
+    int32_t bytes;          // of a row
 } simd_rows;
 
 SIMD_INLINE int32_t element_bytes(attnd_dtype dtype) {
@@ -50,46 +52,48 @@ SIMD_INLINE void load_pair(const char *x, attnd_dtype dtype, int32_t n, vec *a, 
     }
 }
 
-// prefetch fetches the lines of bytes [at, at + bytes) of a next row that start there.
-SIMD_INLINE void prefetch(const simd_rows *rows, int32_t key, int64_t at, int32_t bytes) {
-    if (VEC_FETCHES_IN_ORDER) {
-        return;
-    }
-    const char *x = rows->next[key] + rows->next_offset + at;
-    if (bytes >= SIMD_LINE || at % SIMD_LINE == 0) {
-        for (int32_t i = 0; i < bytes; i += SIMD_LINE) {
-            __builtin_prefetch(x + i, 0, 2); // into the second cache: a step outgrows the first
-        }
-    }
-}
-
-// simd_ahead is a place in the rows that come next, laid end to end: left bytes from at on, then
-// row.
+// simd_ahead is a place in rows that come next: left bytes of a row are still to come from at on,
+// then run_left more rows of its run, then the run of row number key.  Behind the last row it
+// begins anew.  Inside a run addresses are made by adding: one that waits for a table's entry,
+// which the rows drive out of the first cache, comes too late.
 typedef struct simd_ahead {
-    const char *const *row;
-    int64_t offset; // bytes, to be added to row
-    const char *at;
-    int64_t left, row_bytes;
+    const char *at, *row;
+    int64_t left;
+    int32_t run_left, key;
+    const simd_rows *rows;
 } simd_ahead;
 
-SIMD_INLINE simd_ahead ahead_of(const simd_rows *rows, int32_t key, attnd_dtype dtype,
-                                int32_t columns) {
-    return (simd_ahead){rows->next + key, rows->next_offset, NULL, 0,
-                        columns * element_bytes(dtype)};
+SIMD_INLINE simd_ahead ahead_of(const simd_rows *rows) {
+    return (simd_ahead){.rows = rows};
 }
 
-// fetch_ahead fetches the lines of the next bytes of *ahead.  When all calls together pass no more
-// than all rows hold, none reads behind the last row.
-SIMD_INLINE void fetch_ahead(simd_ahead *ahead, int32_t bytes) {
-    if (!VEC_FETCHES_IN_ORDER) {
+// fetch_line fetches one line; again says that it fetches one of some KiB before, too.
+SIMD_INLINE void fetch_line(const char *x, bool again) {
+    if (vec_fetches_far()) {
+        __builtin_prefetch(x, 0, 2);
         return;
     }
+    __builtin_prefetch(x, 0, 3);
+    if (again) {
+        __builtin_prefetch(x - SIMD_AGAIN, 0, 3);
+    }
+}
+
+// fetch_ahead fetches the lines of the next bytes of *ahead.
+SIMD_INLINE void fetch_ahead(simd_ahead *ahead, int32_t bytes) {
     if (ahead->left <= 0) {
-        ahead->at = *ahead->row++ + ahead->offset;
-        ahead->left = ahead->row_bytes;
+        const simd_rows *rows = ahead->rows;
+        ahead->row += rows->stride;
+        if (--ahead->run_left < 0) {
+            ahead->row = rows->row[ahead->key] + rows->offset;
+            ahead->run_left = rows->run - 1;
+            ahead->key = (ahead->key + rows->run) % ATTN_STEP_KEYS;
+        }
+        ahead->at = ahead->row;
+        ahead->left = rows->bytes;
     }
     for (int32_t i = 0; i < bytes; i += SIMD_LINE) {
-        __builtin_prefetch(ahead->at + i, 0, 3);
+        fetch_line(ahead->at + i, bytes >= SIMD_LINE);
     }
     ahead->at += bytes;
     ahead->left -= bytes;
@@ -114,10 +118,12 @@ typedef struct simd_weigh {
 } simd_weigh;
 
 // dots_pair adds the products of one pair of columns from c on, n of its 2 VEC_LANES, to the sums
-// of num_rows rows and VEC_DOTS / num_rows keys, whose columns are at rows.
+// of num_rows rows and VEC_DOTS / num_rows keys, whose columns are at rows.  ahead may be NULL.
 SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const char *const *rows,
-                           int32_t c, int32_t n, attnd_dtype dtype, int num_rows) {
+                           simd_ahead *ahead, int32_t c, int32_t n, attnd_dtype dtype,
+                           int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
+    const int32_t bytes = SIMD_PAIR * element_bytes(dtype);
     vec qa[4], qb[4];
 #pragma GCC unroll 4
     for (int r = 0; r < num_rows; r++) {
@@ -127,6 +133,9 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const char *c
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
         vec a, b;
+        if (ahead && j * bytes % SIMD_LINE == 0) {
+            fetch_ahead(ahead, bytes < SIMD_LINE ? SIMD_LINE : bytes);
+        }
         load_pair(rows[j], dtype, n, &a, &b);
 #pragma GCC unroll 4
         for (int r = 0; r < num_rows; r++) {
@@ -137,64 +146,91 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const char *c
 }
 
 // dots_part does columns [c, c + n) of the keys from key on: a pair, or a quad of F8E4M3.
-SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k, int32_t key,
-                           int32_t c, int32_t n, attnd_dtype dtype, int num_rows) {
+SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
+                           simd_ahead *ahead, int32_t key, int32_t c, int32_t n, attnd_dtype dtype,
+                           int num_rows) {
     const bool is_f8 = dtype == ATTND_F8E4M3;
     const int num_keys = VEC_DOTS / num_rows;
     const int64_t at = (int64_t)c * element_bytes(dtype);
-    const int32_t bytes = is_f8 ? SIMD_QUAD : SIMD_PAIR * element_bytes(dtype);
     _Alignas(SIMD_LINE) uint16_t halves[VEC_DOTS * SIMD_QUAD];
     const char *rows[VEC_DOTS];
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
         rows[j] = k->row[key + j] + k->offset + at;
-        prefetch(k, key + j, at, bytes);
         if (is_f8) {
+            fetch_ahead(ahead, SIMD_QUAD);
             vec_f8_to_f16(rows[j], n, halves + j * SIMD_QUAD);
             rows[j] = (const char *)(halves + j * SIMD_QUAD);
         }
     }
     if (!is_f8) {
-        dots_pair(sum, x, rows, c, n, dtype, num_rows);
+        dots_pair(sum, x, rows, ahead, c, n, dtype, num_rows);
         return;
     }
-    dots_pair(sum, x, rows, c, SIMD_PAIR, ATTND_F16, num_rows);
+    dots_pair(sum, x, rows, NULL, c, SIMD_PAIR, ATTND_F16, num_rows);
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
         rows[j] += SIMD_PAIR * sizeof(uint16_t);
     }
-    dots_pair(sum, x, rows, c + SIMD_PAIR, SIMD_PAIR, ATTND_F16, num_rows);
+    dots_pair(sum, x, rows, NULL, c + SIMD_PAIR, SIMD_PAIR, ATTND_F16, num_rows);
+}
+
+// dot_row returns the products of one query row and one key, to be added up over lanes.
+SIMD_INLINE vec dot_row(const simd_score *x, const char *row, simd_ahead *ahead, attnd_dtype dtype,
+                        int32_t head_dim) {
+    vec sum = vec_zero();
+    for (int32_t c = 0; c < head_dim; c += SIMD_PAIR) {
+        const int32_t n = head_dim - c;
+        vec a, b;
+        fetch_ahead(ahead, SIMD_PAIR * element_bytes(dtype));
+        if (n >= SIMD_PAIR) {
+            vec_load_pair(row + c * element_bytes(dtype), dtype, &a, &b);
+        } else {
+            vec_load_pair_n(row + c * element_bytes(dtype), dtype, n, &a, &b);
+        }
+        sum = vec_fma(a, vec_load(x->q + c), sum);
+        sum = vec_fma(b, vec_load(x->q + c + VEC_LANES), sum);
+    }
+    return sum;
 }
 
 // dots computes the scores of num_rows query rows (1, 2 or 4) and VEC_DOTS / num_rows keys from
 // key.
-SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, int32_t key, attnd_dtype dtype,
-                      int32_t head_dim, int num_rows) {
+SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, simd_ahead *ahead, int32_t key,
+                      attnd_dtype dtype, int32_t head_dim, int num_rows) {
     const int32_t unit = dtype == ATTND_F8E4M3 ? SIMD_QUAD : SIMD_PAIR;
     vec sum[VEC_DOTS];
+    if (num_rows == 1 && dtype != ATTND_F8E4M3) { // K in the order of memory
+#pragma GCC unroll 16
+        for (int i = 0; i < VEC_DOTS; i++) {
+            sum[i] = dot_row(x, k->row[key + i] + k->offset, ahead, dtype, head_dim);
+        }
+        vec_store_dots(sum, num_rows, x->s + key, ATTN_STEP_KEYS);
+        return;
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < VEC_DOTS; i++) {
         sum[i] = vec_zero();
     }
-    const int32_t unit_bytes = unit * element_bytes(dtype) * (VEC_DOTS / num_rows);
-    simd_ahead ahead = ahead_of(k, key, dtype, head_dim);
     int32_t c = 0;
     for (; c + unit <= head_dim; c += unit) {
-        fetch_ahead(&ahead, unit_bytes);
-        dots_part(sum, x, k, key, c, unit, dtype, num_rows);
+        dots_part(sum, x, k, ahead, key, c, unit, dtype, num_rows);
     }
     if (c < head_dim) {
-        dots_part(sum, x, k, key, c, head_dim - c, dtype, num_rows);
+        dots_part(sum, x, k, ahead, key, c, head_dim - c, dtype, num_rows);
     }
     vec_store_dots(sum, num_rows, x->s + key, ATTN_STEP_KEYS);
 }
 
-// stream_scores computes the scores of num_rows query rows and keys [first, end) of the step.
-SIMD_INLINE void stream_scores(const simd_score *x, const simd_rows *k, int32_t first, int32_t end,
-                               attnd_dtype dtype, int32_t head_dim, int num_rows) {
+// stream_scores computes the scores of num_rows query rows and keys [first, end) of the step, and
+// fetches next.
+SIMD_INLINE void stream_scores(const simd_score *x, const simd_rows *k, const simd_rows *next,
+                               int32_t first, int32_t end, attnd_dtype dtype, int32_t head_dim,
+                               int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
+    simd_ahead ahead = ahead_of(next);
     for (int32_t key = first - first % num_keys; key < end; key += num_keys) {
-        dots(x, k, key, dtype, head_dim, num_rows);
+        dots(x, k, &ahead, key, dtype, head_dim, num_rows);
     }
 }
 
@@ -217,22 +253,21 @@ SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, simd_ahead *rest
     simd_ahead ahead = *rest; // stays in registers
     for (int32_t key = x->first; key < x->end; key++) {
         const char *row = v->row[key] + v->offset + at;
-        if (is_whole) {
-            fetch_ahead(&ahead, is_f8 ? num_pairs * SIMD_PAIR : num_pairs * bytes);
+        if (is_whole && is_f8) {
+            fetch_ahead(&ahead, num_pairs * SIMD_PAIR);
         }
         if (is_f8) {
             vec_f8_to_f16(row, columns, halves);
-            prefetch(v, key, at, SIMD_QUAD);
             row = (const char *)(halves + pair_first * SIMD_PAIR);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < num_pairs; i++) {
             vec a, b;
+            if (is_whole && !is_f8) {
+                fetch_ahead(&ahead, bytes);
+            }
             load_pair(row + i * bytes, is_f8 ? ATTND_F16 : dtype, is_f8 ? SIMD_PAIR : columns, &a,
                       &b);
-            if (!is_f8) {
-                prefetch(v, key, at + i * bytes, bytes);
-            }
 #pragma GCC unroll 4
             for (int r = 0; r < num_rows; r++) {
                 vec weight = vec_set1(x->weights[r * ATTN_STEP_KEYS + key]);
@@ -263,12 +298,12 @@ SIMD_INLINE void weigh_quad(const simd_weigh *x, const simd_rows *v, simd_ahead 
     }
 }
 
-// stream_weigh does the product for num_rows rows and all columns.
-SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, attnd_dtype dtype,
-                              int32_t v_head_dim, int num_rows) {
+// stream_weigh does the product for num_rows rows and all columns, and fetches next.
+SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, const simd_rows *next,
+                              attnd_dtype dtype, int32_t v_head_dim, int num_rows) {
     const int most = VEC_SUM_VECS / num_rows / 2;
     const int wide = most > 4 ? 4 : most; // pairs
-    simd_ahead ahead = ahead_of(v, 0, dtype, v_head_dim);
+    simd_ahead ahead = ahead_of(next);
     int32_t c = 0;
     if (dtype == ATTND_F8E4M3) {
         for (; c + SIMD_QUAD <= v_head_dim; c += SIMD_QUAD) {

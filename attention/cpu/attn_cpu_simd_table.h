@@ -7,8 +7,8 @@
 #include "attention/cpu/attn_cpu_simd.h"
 #include "attention/cpu/attn_cpu_simd_finish.h"
 
-static void stream_f32(simd_work *w, const attn_cpu_step *step, simd_head *head) {
-    stream_head(w, step, head, ATTND_F32);
+static void stream_f32(simd_work *w, int32_t current) {
+    stream_heads(w, current, ATTND_F32);
 }
 static void packed_f32(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F32);
@@ -23,8 +23,8 @@ static void prefill_f32(const attn_params *p, const attn_task *t, const attn_sta
     simd_attend(p, t, out, scratch, &form_f32, false);
 }
 
-static void stream_bf16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
-    stream_head(w, step, head, ATTND_BF16);
+static void stream_bf16(simd_work *w, int32_t current) {
+    stream_heads(w, current, ATTND_BF16);
 }
 static void packed_bf16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_BF16);
@@ -39,8 +39,8 @@ static void prefill_bf16(const attn_params *p, const attn_task *t, const attn_st
     simd_attend(p, t, out, scratch, &form_bf16, false);
 }
 
-static void stream_f16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
-    stream_head(w, step, head, ATTND_F16);
+static void stream_f16(simd_work *w, int32_t current) {
+    stream_heads(w, current, ATTND_F16);
 }
 static void packed_f16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F16);
@@ -55,8 +55,8 @@ static void prefill_f16(const attn_params *p, const attn_task *t, const attn_sta
     simd_attend(p, t, out, scratch, &form_f16, false);
 }
 
-static void stream_f8(simd_work *w, const attn_cpu_step *step, simd_head *head) {
-    stream_head(w, step, head, ATTND_F8E4M3);
+static void stream_f8(simd_work *w, int32_t current) {
+    stream_heads(w, current, ATTND_F8E4M3);
 }
 static void packed_f8(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F8E4M3);

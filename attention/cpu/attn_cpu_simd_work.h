@@ -26,10 +26,13 @@ typedef struct simd_head simd_head;
 // simd_head_fn is scores, softmax step and weights times V for all rows of one KV head and step.
 typedef void (*simd_head_fn)(simd_work *w, const attn_cpu_step *step, simd_head *head);
 
+// simd_step_fn is the same for all KV heads of step number current.
+typedef void (*simd_step_fn)(simd_work *w, int32_t current);
+
 // simd_form is how one storage type is worked on.
 typedef struct simd_form {
     simd_order order;
-    simd_head_fn stream; // up to SIMD_STREAM_ROWS rows
+    simd_step_fn stream; // up to SIMD_STREAM_ROWS rows
     simd_head_fn packed; // more
     // NULL, or the packed form multiplies pairs of bf16: it rounds rows of x [rows, stride] to
     // them, in place; columns is a multiple of 2 VEC_LANES.
@@ -51,7 +54,7 @@ struct simd_work {
     simd_logits *logits;        // [head_count]
     float *slopes;              // [head_count, stride_rows] when the row has ALiBi slopes
     float *places;              // [stride_rows]: i + kv_len - q_len
-    float *s;                   // [SIMD_TILE_ROWS and padding, ATTN_STEP_KEYS]
+    float *s;                   // [score_rows, ATTN_STEP_KEYS]
     float *panel;               // [columns, ATTN_STEP_KEYS], packed form
     float *v;                   // [v_columns, ATTN_STEP_KEYS] as widen_v lays it, packed form
     uint16_t *halves;           // [ATTN_STEP_KEYS, columns or v_columns], F8E4M3
@@ -63,6 +66,7 @@ struct simd_work {
 struct simd_head {
     float *q, *acc, *m, *d; // of its rows
     simd_rows k, v;
+    simd_rows next_k; // of the KV head that comes next: behind the last one the next step's first
     const simd_logits *logits;
 };
 
@@ -75,6 +79,14 @@ static inline void *carve(char **scratch, int64_t bytes) {
 
 static inline int32_t round_up(int32_t x, int32_t unit) {
     return (x + unit - 1) / unit * unit;
+}
+
+// score_rows returns the rows that s needs room for: of a tile, or of all heads in the stream form,
+// which works on 3 rows as on 4.
+static inline int64_t score_rows(const simd_work *w) {
+    int64_t tile = SIMD_TILE_ROWS + SIMD_SHORT_ROWS;
+    int64_t heads = (int64_t)w->t->head_count * (w->rows == 3 ? SIMD_STREAM_ROWS : w->rows);
+    return w->rows > SIMD_STREAM_ROWS || heads < tile ? tile : heads;
 }
 
 static inline simd_work *work_init(const attn_params *p, const attn_task *t, void *scratch,
@@ -102,7 +114,7 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
     w->logits = carve(&at, t->head_count * (int64_t)sizeof(*w->logits));
     w->slopes = carve(&at, states * f32);
     w->places = carve(&at, w->stride_rows * f32);
-    w->s = carve(&at, (SIMD_TILE_ROWS + SIMD_SHORT_ROWS) * ATTN_STEP_KEYS * f32);
+    w->s = carve(&at, score_rows(w) * ATTN_STEP_KEYS * f32);
     w->panel = carve(&at, w->columns * ATTN_STEP_KEYS * f32);
     w->v = carve(&at, w->v_columns * ATTN_STEP_KEYS * f32);
     int32_t widest = w->columns > w->v_columns ? w->columns : w->v_columns;

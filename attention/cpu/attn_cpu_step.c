@@ -30,13 +30,18 @@ static uint64_t fill_bits(attn_cpu_step *step, const attn_params *p, const attn_
     return seen;
 }
 
-// fill_rows fills k and v of the seen keys, run by run of a block.
+static int32_t lowest_bit(int32_t x) {
+    return x & -x;
+}
+
+// fill_rows fills k, v and run of the seen keys, run by run of a block.
 static void fill_rows(attn_cpu_step *step, const attn_params *p, const attn_task *t) {
     const attn_shape *s = &p->shape;
     const attn_row *row = &p->rows[t->row];
     int64_t element = attnd_dtype_bytes(s->kv_dtype);
     int64_t k_bytes = s->stride_k_token * element;
     int64_t v_bytes = s->stride_v_token * element;
+    step->run = lowest_bit(ATTN_STEP_KEYS | s->block_tokens | step->key_first);
     int32_t first = __builtin_ctzll(step->seen);
     int32_t end = ATTN_STEP_KEYS - __builtin_clzll(step->seen);
     for (int32_t b = first; b < end;) {

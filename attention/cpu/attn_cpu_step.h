@@ -20,6 +20,8 @@ typedef struct attn_cpu_step {
     // a row sees, so that kernels may read every row and read nothing that is hidden.
     const char *k[ATTN_STEP_KEYS];
     const char *v[ATTN_STEP_KEYS];
+    // Keys b to b + run lie in one block for every multiple b of run, a power of two.
+    int32_t run;
     uint64_t row_bits[ATTN_TASK_ROWS]; // [q_count]
 } attn_cpu_step;
 

@@ -5,6 +5,7 @@
 #define ATTND_ATTENTION_CPU_ATTN_CPU_VEC_AVX2_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -18,9 +19,12 @@ enum {
     VEC_TILE_ROWS = 6, // 12 of 16 registers
     VEC_TILE_VECS = 2,
     VEC_SUM_VECS = 8,
-    VEC_FETCHES_IN_ORDER = 1, // what a Zen core follows by itself
 };
 
+// vec_fetches_far says that prefetches go into the second cache.
+static inline bool vec_fetches_far(void) {
+    return false;
+}
 static inline vec vec_zero(void) {
     return _mm256_setzero_ps();
 }

@@ -4,6 +4,7 @@
 #define ATTND_ATTENTION_CPU_ATTN_CPU_VEC_NEON_H
 
 #include <arm_neon.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -17,9 +18,12 @@ enum {
     VEC_TILE_ROWS = 6, // 24 of 32 registers
     VEC_TILE_VECS = 4,
     VEC_SUM_VECS = 16,
-    VEC_FETCHES_IN_ORDER = 0,
 };
 
+// vec_fetches_far says that prefetches go into the second cache.
+static inline bool vec_fetches_far(void) {
+    return false;
+}
 static inline vec vec_zero(void) {
     return vdupq_n_f32(0);
 }
