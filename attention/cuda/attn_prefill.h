@@ -42,7 +42,7 @@ enum {
     ATTN_PREFILL_ROW_KEYS = 32,
     ATTN_PREFILL_LEAST_RECORDS = 58,
     ATTN_PREFILL_MEASURED = -1,
-    ATTN_PREFILL_SECTION_BYTES = 24 << 20, // keys and values of a section, of an L2 of 50 MB
+    ATTN_PREFILL_SECTION_BYTES = 48 << 20, // keys and values of a section, of an L2 of 60 MB
 };
 
 enum {

@@ -209,17 +209,17 @@ START_TEST(units_are_new_tokens_and_angles) {
 END_TEST
 
 // KV heads that the L2 does not hold together are taken in sections: of 3 heads with 512 bytes a
-// token, as many as fit 24 MiB in sections of equal size, of which the first one may lack heads,
+// token, as many as fit 48 MiB in sections of equal size, of which the first one may lack heads,
 // tokens from the last ones down in each.
 START_TEST(heads_beyond_the_l2_are_taken_in_sections) {
     static const struct {
         int32_t kv_len;
         int32_t heads[12]; // of the tasks; 4 tiles of 128 tokens a head
     } cases[] = {
-        {16384, {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}}, // 8 MiB a head: 24 in one section
-        {16385, {0, 0, 0, 0, 1, 2, 1, 2, 1, 2, 1, 2}},
-        {32768, {0, 0, 0, 0, 1, 2, 1, 2, 1, 2, 1, 2}}, // 16 MiB a head: 48 in two
-        {32769, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}}, // three sections
+        {32768, {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}}, // 16 MiB a head: 48 in one section
+        {32769, {0, 0, 0, 0, 1, 2, 1, 2, 1, 2, 1, 2}},
+        {65536, {0, 0, 0, 0, 1, 2, 1, 2, 1, 2, 1, 2}}, // 32 MiB a head: 96 in two
+        {65537, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}}, // three sections
         {1 << 20, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2}},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
