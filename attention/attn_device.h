@@ -5,7 +5,7 @@
 //
 // A launch takes a buffer: its inputs are written to the buffer's host side, then
 //     plan      checks and plans the launch, on the host
-//     upload    copies inputs to the device side
+//     upload    copies inputs, and what was planned, to the device side
 //     launch    runs what was planned
 //     download  copies outputs to the host side
 //     mark      and ended says when all of the buffer's work has ended

@@ -61,6 +61,7 @@ struct sched_req {
     void (*lens)(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len);
     const kv_copy *copies; // run before anything else; NULL = none
     uint32_t num_copies;
+    uint64_t ticket; // under which the backend has prepared all its rows; 0 = it has not
     uint64_t signal; // flag that a backend with `signals` sets to 1 behind the last piece; 0 = none
     // done is called once, from the loop, after the last launch of the request has ended, with how
     // it went; then the memory is the caller's again.  choice is of the last launch, NULL when
@@ -87,9 +88,11 @@ typedef struct sched_launch {
     attn_params params;
     const kv_copy *copies;
     uint32_t num_copies;
+    uint64_t ticket;   // of the one request that it is all of; else 0
     uint64_t *signals; // [num_signals] flags to set to 1, unless the launch fails
     uint32_t num_signals;
     // filled by the backend before sched_launch_done
+    bool prepared; // under the ticket
     attn_choice choice;
     attnd_err err;
     attnd_errinfo info;

@@ -186,6 +186,8 @@ static void reset(sched_batch *b) {
     b->launch.num_copies = 0;
     b->launch.signals = b->signals;
     b->launch.num_signals = 0;
+    b->launch.ticket = 0;
+    b->launch.prepared = false;
     b->launch.choice = (attn_choice){.kernel = "", .why = ""};
     b->launch.err = ATTND_OK;
     b->launch.info = (attnd_errinfo){.code = ATTND_OK};
@@ -214,5 +216,8 @@ bool sched_batch_form(sched_batch *b, sched_queue *q, list_node *copies, const s
         take(b, q, req, turn);
         req = sched_queue_follow(q, &follow);
     } while (req);
+    if (b->num_reqs == 1 && b->kind == SCHED_DECODE && b->launch.num_copies == 0) {
+        b->launch.ticket = b->reqs[0]->ticket;
+    }
     return true;
 }

@@ -6,6 +6,8 @@
 //     cold   ticks                      every TICK_US while younger than IDLE_US, then IDLE_TICK_US
 //     none   nobody                     its layer is in the scheduler
 //
+// A call that is alone (no other is hot, or runs) has its next layer prepared while it waits.
+//
 // A failure answers the layer that was taken from the client's stream, unless its done flag is on
 // its way from the device already, and turns the call into a drain, which is the same loop over
 // flags with nothing between ready and done.
@@ -62,6 +64,26 @@ static void await(srv_core *core, srv_armed *a) {
     core->hooks->stir(core->hooks->ctx);
 }
 
+// set_layer makes the current layer the request's.
+static void set_layer(srv_armed *a) {
+    srv_attend_state *state = &a->rq->attend;
+    state->layer = a->first_layer + a->at;
+    bool appends = srv_attend_appends(state->step, state->layer);
+    state->tensors.k = appends ? a->k : NULL;
+    state->tensors.v = appends ? a->v : NULL;
+    state->signal = srv_region_done_address(a->region, pair_of(a));
+}
+
+// await_layer has a call that lives go on to its current layer.
+static void await_layer(srv_core *core, srv_armed *a) {
+    const srv_armed_set *set = &core->armed;
+    set_layer(a);
+    await(core, a);
+    if (set->running == 0 && set->hot.next == set->hot.prev) {
+        srv_attend_prepare(core, a->rq, ++core->armed.tickets);
+    }
+}
+
 static void leave_list(srv_armed *a) {
     if (list_linked(&a->node)) {
         list_remove(&a->node);
@@ -94,6 +116,7 @@ static void answer(srv_armed *a) {
 // take_rq takes the request off the call, which is to be answered.
 static srv_request *take_rq(srv_core *core, srv_armed *a) {
     srv_request *rq = a->rq;
+    srv_attend_forget(core, rq);
     rq->cancel = NULL;
     rq->attend.step->armed--;
     rq->attend.armed = NULL;
@@ -120,7 +143,7 @@ static attnd_errinfo name_error(const srv_armed *a, attnd_err err, const attnd_e
 
 // fail answers the request, and drains.
 static void fail(srv_core *core, srv_armed *a, attnd_err err, const attnd_errinfo *info) {
-    bool came = (a->runs || a->taken), computed = a->runs && a->rq->sched.signaled;
+    bool came = a->runs || a->taken, computed = a->runs && a->rq->sched.signaled;
     a->at += computed;
     attnd_errinfo named = name_error(a, err, info);
     core->armed.info.failed++;
@@ -168,6 +191,8 @@ static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
     (void)reply;
     srv_core *core = rq->session->core;
     srv_armed *a = rq->attend.armed;
+    core->armed.running--;
+    srv_attend_forget(core, rq); // if the launch never began
     a->queue_us += rq->sched.queue_us;
     a->run_us += rq->sched.run_us;
     if (!err && rq->attend.step->state != SRV_STEP_OPEN) {
@@ -187,7 +212,7 @@ static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
         succeed(core, a);
     } else {
         rq->cancel = cancel_waiting;
-        await(core, a);
+        await_layer(core, a);
     }
 }
 
@@ -197,13 +222,9 @@ static void run_layer(srv_core *core, srv_armed *a) {
     list_remove(&a->node);
     a->runs = true;
     a->taken = false;
+    core->armed.running++;
     core->armed.info.layers++;
     rq->cancel = NULL;
-    rq->attend.layer = a->first_layer + a->at;
-    bool appends = srv_attend_appends(rq->attend.step, rq->attend.layer);
-    rq->attend.tensors.k = appends ? a->k : NULL;
-    rq->attend.tensors.v = appends ? a->v : NULL;
-    rq->attend.signal = srv_region_done_address(a->region, pair_of(a));
     rq->attend.done = ran;
     srv_attend_layer(core, rq);
 }
@@ -354,7 +375,7 @@ attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
     rq->attend.armed = a;
     rq->attend.step->armed++;
     rq->cancel = cancel_waiting;
-    await(core, a);
+    await_layer(core, a);
     return ATTND_OK;
 }
 

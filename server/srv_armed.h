@@ -47,6 +47,8 @@ typedef struct srv_armed_set {
     srv_armed *pool; // [max]
     uint32_t max;
     list_node free, hot, cold;
+    uint32_t running; // calls whose layer is in the scheduler
+    uint64_t tickets; // given out
     srv_armed_info info;
 } srv_armed_set;
 

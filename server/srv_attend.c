@@ -261,10 +261,11 @@ static attnd_err submit(srv_core *core, srv_request *rq, const kv_copy *copies, 
         .lens = lens,
         .copies = copies,
         .num_copies = num_copies,
+        .ticket = rq->attend.ticket,
         .signal = rq->attend.signal,
         .done = ran,
     };
-    attnd_err err = check_rows(core, rq, info);
+    attnd_err err = rq->attend.ticket ? ATTND_OK : check_rows(core, rq, info);
     if (!err) {
         rq->cancel = cancel;
         err = sched_submit(core->sched, &rq->sched, info);
@@ -299,6 +300,42 @@ void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_atten
         ask->done(rq, err, NULL, &info);
     } else {
         run(core, rq, ask->copies, ask->num_copies);
+    }
+}
+
+static bool is_decode(const srv_step *step) {
+    for (uint32_t i = 0; i < step->num_active; i++) {
+        if (step->seqs[step->active[i]].rows > SCHED_DECODE_TOKENS) {
+            return false;
+        }
+    }
+    return step->num_active > 0;
+}
+
+void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket) {
+    srv_backend *backend = core->backend;
+    const srv_step *step = rq->attend.step;
+    attnd_errinfo info;
+    if (!backend->ops->prepare || !is_decode(step) || check_rows(core, rq, &info)) {
+        return; // what is wrong with it is told when it is run
+    }
+    fill(&rq->sched, core->rows); // check_rows has changed them
+    attn_params params = {.shape = *step->model->shape,
+                          .pool = backend->sched.pool,
+                          .pool_bytes = backend->sched.pool_bytes,
+                          .num_blocks =
+                              backend->sched.pool_bytes / step->model->shape->block_stride,
+                          .rows = core->rows,
+                          .num_rows = step->num_active,
+                          .deterministic = backend->sched.deterministic};
+    rq->attend.ticket = ticket;
+    backend->ops->prepare(backend, &params, ticket);
+}
+
+void srv_attend_forget(srv_core *core, srv_request *rq) {
+    if (rq->attend.ticket) {
+        core->backend->ops->forget(core->backend, rq->attend.ticket);
+        rq->attend.ticket = 0;
     }
 }
 

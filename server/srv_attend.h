@@ -28,6 +28,12 @@ void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_atten
 // done is called as above, once the layer's number was found good or not.
 void srv_attend_layer(srv_core *core, srv_request *rq);
 
+// srv_attend_prepare checks a layer whose flag has not come yet, and has the backend prepare it, if
+// it is a decode; then rq->attend.ticket is the ticket, which must not be 0.  Must be taken back by
+// srv_attend_forget, unless the layer is run.
+void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket);
+void srv_attend_forget(srv_core *core, srv_request *rq);
+
 // srv_attend_cut_us is how a reply tells a time.
 static inline uint32_t srv_attend_cut_us(uint64_t us) {
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;

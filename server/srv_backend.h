@@ -33,6 +33,11 @@ typedef struct srv_backend_ops {
     attnd_err (*flags_map)(srv_backend *b, void *base, uint64_t bytes, uint64_t *address,
                            attnd_errinfo *info);
     void (*flags_unmap)(srv_backend *b, void *base);
+    // prepare says that a launch of just these rows is likely to come next, under that ticket,
+    // which is never used again.  Rows are copied; what they point at stays as it is until the
+    // launch has ended, or forget was called.  NULL: nothing is prepared here.
+    void (*prepare)(srv_backend *b, const attn_params *p, uint64_t ticket);
+    void (*forget)(srv_backend *b, uint64_t ticket);
     // stop waits for what runs, fails what is queued behind it with ATTND_ESHUTDOWN, ends the
     // threads and closes the loop's handles.  A second call does nothing.
     void (*stop)(srv_backend *b);
@@ -49,6 +54,7 @@ struct srv_backend {
     bool mps;            // the device's contexts are shared through NVIDIA's MPS
     char name[64];       // of the device, "" = not known
     const char *kernels; // which it takes, such as "avx512"
+    uint64_t prepared;   // launches that were found prepared, since the start
 };
 
 #endif

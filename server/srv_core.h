@@ -43,7 +43,7 @@ struct srv_core {
     const srv_core_hooks *hooks;
     const kv_arena *arena;
     kv_cache *kv;
-    const srv_backend *backend;
+    srv_backend *backend;
     sched *sched;
     sched_wait *wait;
     uint32_t tenants[SRV_CONF_MAX_TENANTS]; // of kv_cache, [conf.num_tenants]

@@ -5,6 +5,10 @@
 //                                     look, until the mark is passed <-  signals, mark
 //   on_ended: sched_launch_done  <-   spread outputs; ended <- L; uv_async_send
 //
+// A launch may be prepared before it comes: while nothing is in flight the submit thread fills,
+// plans and uploads it in the next buffer.  If it is the next launch, only the kernel remains to be
+// started; else its upload is awaited, and the buffer used anew.
+//
 // Launches leave in the order in which they came.  While one is in flight the submit thread looks
 // for its end without sleeping for SPIN_US, then every NAP_US: a decode of some 10 us would wait
 // longer for an interrupt than it runs.  Behind a launch with signals it looks for the next one the
@@ -44,6 +48,23 @@ typedef struct flight {
     bool marked; // the device says when its work has ended; else it is not to be waited for
 } flight;
 
+typedef enum prep_state {
+    PREP_NONE,
+    PREP_WANTED, // rows are there
+    PREP_READY,  // they are in the next buffer, planned and on their way to the device
+} prep_state;
+
+// prep is a launch that was prepared.  What is filled from is guarded by its own lock, which the
+// loop takes to make sure that nobody reads the rows' arrays any more.
+typedef struct prep {
+    pthread_mutex_t lock; // guards all below
+    prep_state state;
+    uint64_t ticket; // 0 = forgotten
+    attn_params params;
+    attn_row *rows; // [max_rows]
+    attn_choice choice;
+} prep;
+
 struct srv_gpu {
     srv_backend pub; // first
     srv_backend_ops ops;
@@ -65,6 +86,8 @@ struct srv_gpu {
     bool stopping, lost, spoilt;
     attnd_errinfo lost_info;
     uint32_t num_jobs; // as jobs.num; to be looked at without the lock
+    uint32_t wanted;   // prep.state is PREP_WANTED; likewise
+    prep prep;
     // submit thread
     flight flights[DEPTH];
     uint32_t first, num;  // of flights
@@ -157,18 +180,23 @@ static void relax(uint64_t since_us) {
     }
 }
 
+// run_filled runs a filling that is uploaded.
+static attnd_err run_filled(srv_gpu *g, uint32_t buffer, const flight *f, attnd_errinfo *info) {
+    const attn_device_ops *ops = g->opts.device_ops;
+    const srv_stage *s = &f->stage;
+    attnd_err err = ops->launch(g->device, buffer, info);
+    if (!err && s->out_bytes) {
+        err = ops->download(g->device, buffer, s->buffer->bytes - s->out_bytes, s->out_bytes, info);
+    }
+    return err;
+}
+
 // submit gives the device one filling of a buffer.
 static attnd_err submit(srv_gpu *g, uint32_t buffer, const flight *f, attnd_errinfo *info) {
     const attn_device_ops *ops = g->opts.device_ops;
     const srv_stage *s = &f->stage;
     attnd_err err = ops->upload(g->device, buffer, 0, s->in_bytes, info);
-    if (!err) {
-        err = ops->launch(g->device, buffer, info);
-    }
-    if (!err && s->out_bytes) {
-        err = ops->download(g->device, buffer, s->buffer->bytes - s->out_bytes, s->out_bytes, info);
-    }
-    return err;
+    return err ? err : run_filled(g, buffer, f, info);
 }
 
 static attnd_err await(srv_gpu *g, uint32_t buffer, attnd_errinfo *info) {
@@ -235,6 +263,58 @@ static attnd_err signal_all(srv_gpu *g, const sched_launch *launch, attnd_errinf
     return err;
 }
 
+// ---- preparation
+
+// prepare_next fills, plans and uploads what is wanted, if it fits the next buffer whole.
+static void prepare_next(srv_gpu *g) {
+    const attn_device_ops *ops = g->opts.device_ops;
+    prep *p = &g->prep;
+    uint32_t buffer = g->first;
+    srv_stage *stage = &g->flights[buffer].stage;
+    srv_stage_cursor at = {0};
+    srv_stage_limits limits = {.rows = UINT32_MAX, .queries = INT32_MAX};
+    attnd_errinfo info;
+    pthread_mutex_lock(&p->lock);
+    __atomic_store_n(&g->wanted, 0, __ATOMIC_RELAXED);
+    bool good = p->state == PREP_WANTED;
+    if (good) {
+        good = srv_stage_fill(stage, &p->params, &at, &limits) && at.row == p->params.num_rows;
+        attn_params filled = srv_stage_params(stage, &p->params);
+        good = good && !ops->plan(g->device, buffer, &filled, &p->choice, &info);
+        p->state = good ? PREP_READY : PREP_NONE;
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (good) {
+        note_error(g, ops->upload(g->device, buffer, 0, stage->in_bytes, &info), &info);
+    }
+}
+
+// claim_prep ends the preparation, if there is one.  True: it is the launch's, and in its buffer.
+static bool claim_prep(srv_gpu *g, uint32_t buffer, sched_launch *launch) {
+    prep *p = &g->prep;
+    pthread_mutex_lock(&p->lock);
+    bool was_ready = p->state == PREP_READY;
+    bool is_it = was_ready && p->ticket != 0 && p->ticket == launch->ticket;
+    srv_stage *stage = &g->flights[buffer].stage;
+    for (uint32_t i = 0; is_it && i < stage->num_rows; i++) {
+        stage->hosts[i].row = &launch->params.rows[i]; // the same, but the launch's own
+    }
+    if (is_it) {
+        launch->choice = p->choice;
+    }
+    p->state = PREP_NONE;
+    p->ticket = 0;
+    pthread_mutex_unlock(&p->lock);
+    attnd_errinfo info;
+    if (was_ready && !is_it) { // nobody may touch the buffer before its upload has ended
+        attnd_err err = g->opts.device_ops->mark(g->device, buffer, &info);
+        note_error(g, err ? err : await(g, buffer, &info), &info);
+    }
+    return is_it;
+}
+
+// ---- flights
+
 // begin puts a launch in flight, whatever comes of it.  After an error it is waited for, too: the
 // device may still read the buffer.
 static void begin(srv_gpu *g, sched_launch *launch) {
@@ -242,7 +322,10 @@ static void begin(srv_gpu *g, sched_launch *launch) {
     flight *f = &g->flights[buffer];
     f->launch = launch;
     f->start_us = attnd_clock_us();
-    f->stage.num_rows = 0;
+    launch->prepared = claim_prep(g, buffer, launch);
+    if (!launch->prepared) {
+        f->stage.num_rows = 0;
+    }
     attnd_err err = ATTND_OK;
     pthread_mutex_lock(&g->lock);
     if (g->lost) {
@@ -254,7 +337,8 @@ static void begin(srv_gpu *g, sched_launch *launch) {
         err = kv_copy_run(g->kv, launch->copies, launch->num_copies, &launch->info);
     }
     if (!err && launch->params.num_rows > 0) {
-        err = run_rows(g, buffer, f, &launch->info);
+        err = launch->prepared ? run_filled(g, buffer, f, &launch->info)
+                               : run_rows(g, buffer, f, &launch->info);
     }
     if (!err) {
         err = signal_all(g, launch, &launch->info);
@@ -311,42 +395,46 @@ static bool look(srv_gpu *g) {
 // spin_for_job looks for a launch where one is likely to come soon.
 static void spin_for_job(const srv_gpu *g) {
     while (!g->is_crowded && g->num == 0 && !__atomic_load_n(&g->num_jobs, __ATOMIC_RELAXED) &&
+           !__atomic_load_n(&g->wanted, __ATOMIC_RELAXED) &&
            attnd_clock_us() - g->signaled_us < g->opts.spin_us) {
         pause_cpu();
     }
 }
 
-// take_job returns the next launch, NULL when there is none; sleeps for one while nothing is in
-// flight, until the thread is to stop.
-static sched_launch *take_job(srv_gpu *g) {
+// take_job takes the next launch, NULL when there is none; sleeps while nothing is in flight and
+// nothing to be done.  False when the thread is to end.
+static bool take_job(srv_gpu *g, sched_launch **launch) {
     spin_for_job(g);
     pthread_mutex_lock(&g->lock);
-    while (g->num == 0 && g->jobs.num == 0 && !g->stopping) {
+    while (g->num == 0 && g->jobs.num == 0 && !g->stopping &&
+           !__atomic_load_n(&g->wanted, __ATOMIC_RELAXED)) {
         pthread_cond_wait(&g->wake, &g->lock);
     }
     // what is queued when the thread stops is the loop's to fail
-    sched_launch *launch = g->stopping || g->num == DEPTH ? NULL : pop(&g->jobs);
+    *launch = g->stopping || g->num == DEPTH ? NULL : pop(&g->jobs);
     __atomic_store_n(&g->num_jobs, g->jobs.num, __ATOMIC_RELAXED);
+    bool ends = g->stopping && g->num == 0;
     pthread_mutex_unlock(&g->lock);
-    return launch;
+    return !ends;
 }
 
 static void *submitter(void *arg) {
     srv_gpu *g = arg;
     uint64_t since_us = 0;
-    for (;;) {
-        sched_launch *launch = take_job(g);
+    sched_launch *launch;
+    while (take_job(g, &launch)) {
         if (launch) {
             begin(g, launch);
             since_us = attnd_clock_us();
         } else if (g->num == 0) {
-            return NULL;
+            prepare_next(g);
         } else if (look(g)) {
             since_us = attnd_clock_us();
         } else {
             relax(since_us);
         }
     }
+    return NULL;
 }
 
 // ---- loop thread
@@ -361,6 +449,39 @@ static void launch_one(void *ctx, sched_launch *launch) {
     pthread_mutex_unlock(&g->lock);
 }
 
+// gpu_prepare replaces what was wanted before; what is in the buffer already stays until a launch
+// comes.
+static void gpu_prepare(srv_backend *b, const attn_params *params, uint64_t ticket) {
+    srv_gpu *g = of(b);
+    prep *p = &g->prep;
+    pthread_mutex_lock(&p->lock);
+    bool free = p->state != PREP_READY && params->num_rows <= g->opts.max_rows;
+    if (free) {
+        memcpy(p->rows, params->rows, params->num_rows * sizeof(*p->rows));
+        p->params = *params;
+        p->params.rows = p->rows;
+        p->ticket = ticket;
+        p->state = PREP_WANTED;
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (free) {
+        pthread_mutex_lock(&g->lock);
+        __atomic_store_n(&g->wanted, 1, __ATOMIC_RELAXED);
+        pthread_cond_signal(&g->wake);
+        pthread_mutex_unlock(&g->lock);
+    }
+}
+
+static void gpu_forget(srv_backend *b, uint64_t ticket) {
+    prep *p = &of(b)->prep;
+    pthread_mutex_lock(&p->lock);
+    if (p->ticket == ticket) {
+        p->ticket = 0;
+        p->state = p->state == PREP_WANTED ? PREP_NONE : p->state;
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
 // take_ended takes in one launch, and tells of the device's end before the first that met it.
 static bool take_ended(srv_gpu *g) {
     pthread_mutex_lock(&g->lock);
@@ -373,6 +494,7 @@ static bool take_ended(srv_gpu *g) {
     }
     if (launch) {
         g->away--;
+        g->pub.prepared += launch->prepared;
         sched_launch_done(g->sched, launch);
     }
     return launch != NULL;
@@ -465,6 +587,8 @@ static void gpu_free(srv_backend *b) {
     }
     pthread_cond_destroy(&g->wake);
     pthread_mutex_destroy(&g->lock);
+    pthread_mutex_destroy(&g->prep.lock);
+    free(g->prep.rows);
     free(g);
 }
 
@@ -484,6 +608,10 @@ static attnd_err open_device(srv_gpu *g, attnd_errinfo *info) {
         if (err) {
             attnd_fail(info, err, "", "no memory for rows on their way to the device");
         }
+    }
+    g->prep.rows = calloc(opts->max_rows, sizeof(*g->prep.rows));
+    if (!err && !g->prep.rows) {
+        err = attnd_fail(info, ATTND_ENOMEM, "", "no memory for rows that are prepared");
     }
     return err;
 }
@@ -527,11 +655,14 @@ attnd_err srv_gpu_open(srv_gpu **out, const srv_gpu_opts *opts, kv_arena *arena,
                                .region_free = gpu_region_free,
                                .flags_map = gpu_flags_map,
                                .flags_unmap = gpu_flags_unmap,
+                               .prepare = gpu_prepare,
+                               .forget = gpu_forget,
                                .stop = gpu_stop,
                                .free = gpu_free};
     g->pub.ops = &g->ops;
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->wake, NULL);
+    pthread_mutex_init(&g->prep.lock, NULL);
     attnd_err err = open_device(g, info);
     if (err) {
         gpu_free(&g->pub);

@@ -60,6 +60,7 @@ typedef struct srv_attend_state {
     bool on_device;            // they are in the region
     uint64_t signal;           // as in sched_req
     srv_armed *armed;          // attend_all: the call
+    uint64_t ticket;           // under which the layer was checked and prepared; 0 = it was not
     proto_attend_reply *reply; // being made
     uint32_t *lens;            // in it; decode and prefill
     void (*done)(srv_request *rq, attnd_err err, proto_attend_reply *reply,

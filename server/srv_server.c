@@ -480,6 +480,7 @@ static void add_regions(cJSON *doc, const server *s) {
     cJSON_AddNumberToObject(o, "draining", info->draining);
     cJSON_AddNumberToObject(o, "calls", (double)info->calls);
     cJSON_AddNumberToObject(o, "layers", (double)info->layers);
+    cJSON_AddNumberToObject(o, "prepared", (double)s->backend->prepared);
     cJSON_AddNumberToObject(o, "failed", (double)info->failed);
 }
 

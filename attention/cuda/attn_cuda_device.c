@@ -259,16 +259,17 @@ static attnd_err device_check_row(const attn_device *pub, const attn_shape *shap
 
 static attnd_err device_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
     cuda_device *d = of(pub);
-    attnd_err err = attn_cuda_plan_upload(d->planned[buffer], d->stream, info);
-    return err ? err : attn_cuda_launch(d->planned[buffer], d->stream, info);
+    return attn_cuda_launch(d->planned[buffer], d->stream, info);
 }
 
 static attnd_err device_upload(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
                                attnd_errinfo *info) {
+    cuda_device *d = of(pub);
     const attn_device_buffer *b = &pub->buffers[buffer];
-    TRY_CUDA(cudaMemcpyAsync(b->device + off, b->host + off, bytes, cudaMemcpyHostToDevice,
-                             of(pub)->stream));
-    return ATTND_OK;
+    TRY_CUDA(
+        cudaMemcpyAsync(b->device + off, b->host + off, bytes, cudaMemcpyHostToDevice, d->stream));
+    return d->planned[buffer] ? attn_cuda_plan_upload(d->planned[buffer], d->stream, info)
+                              : ATTND_OK;
 }
 
 static attnd_err device_download(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,

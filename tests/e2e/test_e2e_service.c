@@ -116,6 +116,9 @@ START_TEST(layers_give_what_the_reference_gives) {
     play_free(&c, &seq);
     ck_assert_double_eq(e2e_stat(&c, "service.calls"), 7);
     ck_assert_double_eq(e2e_stat(&c, "service.layers"), 14);
+    double prepared = e2e_stat(&c, "service.prepared"); // of the 8 that are decodes
+    ck_assert_double_ge(prepared, 4);
+    ck_assert_double_le(prepared, 8);
     ck_assert_double_eq(e2e_stat(&c, "service.failed"), 0);
     end();
 }
