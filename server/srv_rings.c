@@ -31,6 +31,8 @@
 enum {
     BURST = 16,      // submissions of one ring in a turn
     SLICE_US = 20,   // of polling between two looks at everything else
+    AWAIT_US = 100,  // the same while something is awaited elsewhere, which takes every look
+    AWAIT_RINGS = 8, // between two looks there
     PACKETS = 16,    // of one connection, and connections of the socket, in one event
     IDLE_PAUSES = 4, // between two turns that found nothing
     YIELD_US = 5,    // without an event, before the processor is offered to others between two
@@ -327,6 +329,9 @@ static bool serve_all(srv_rings *t, uint64_t until_us) {
         list_node *node = list_first(&t->rings);
         list_remove(node);
         list_append(&t->rings, node);
+        if (i % AWAIT_RINGS == 0) {
+            any = t->opts.poll(t->opts.ctx) || any;
+        }
         if (serve(ring_conn(node))) {
             any = true;
             if (attnd_clock_us() >= until_us) {
@@ -349,7 +354,8 @@ static void pause_cpu(void) {
 
 static void on_spin(uv_idle_t *spin) {
     srv_rings *t = spin->data;
-    uint64_t now = attnd_clock_us(), until = now + SLICE_US;
+    uint64_t now = attnd_clock_us();
+    uint64_t until = now + (t->opts.awaits(t->opts.ctx) ? AWAIT_US : SLICE_US);
     do {
         bool any = t->opts.poll(t->opts.ctx);
         any = serve_all(t, until) || any;

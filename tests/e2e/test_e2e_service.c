@@ -702,12 +702,12 @@ END_TEST
 
 // ---- hostile flags
 
-static volatile bool stop_scribbling;
+static bool stop_scribbling;
 
 static void *scribble(void *arg) {
     const service_client *victim = arg;
     uint32_t noise = 1;
-    while (!stop_scribbling) {
+    while (!__atomic_load_n(&stop_scribbling, __ATOMIC_RELAXED)) {
         noise = noise * 1664525 + 1013904223;
         uint32_t *word = (uint32_t *)(void *)victim->head + noise % (victim->given.flags_bytes / 4);
         __atomic_store_n(word, noise >> 13 & 3 ? noise : 1, __ATOMIC_RELAXED);
@@ -742,7 +742,7 @@ START_TEST(garbage_in_the_flags_harms_its_client_alone) {
         ATTND_CK_OK(service_recv(&bad, NULL)); // noise raises every flag at some time
         ATTND_CK_OK(play_commit(&b, &step, NULL, NULL));
     }
-    stop_scribbling = true;
+    __atomic_store_n(&stop_scribbling, true, __ATOMIC_RELAXED);
     pthread_join(thread, NULL);
     service_close(&bad);
     e2e_close(&b);
