@@ -6,9 +6,10 @@
 //
 // What can be had is counted before anything goes: free blocks of a class and those of quiet nodes,
 // whole unassigned slabs, and slabs of other classes in which every block is free or a quiet
-// node's.  Victims go one by one, in the order of ranks; only when the classes that lack blocks
-// have no candidate, a whole slab is emptied, that of the node that would go first if it can be,
-// which takes a walk over the nodes: models of different geometry trade slabs rarely.
+// node's, as far as tenants' floors allow.  Victims go one by one, in the order of ranks; when the
+// classes that lack blocks have too few, whole slabs are emptied, that of the node that would go
+// first if it can be, which takes walks over the nodes: models of different geometry trade slabs
+// rarely.
 #include "kvcache/kv_evict.h"
 
 #include <stddef.h>
@@ -131,15 +132,43 @@ static uint64_t evictable_of(const kv_cache *kv, uint32_t model, uint32_t class_
     return num;
 }
 
-// evictable returns how many blocks of a class could come free, at most.
-static uint64_t evictable(const evicting *e, uint32_t class_idx) {
-    uint64_t num = 0;
-    for (uint32_t m = 0; m < e->kv->lists->models.used; m++) {
-        if (is_live(e->kv, m) && e->kv->model_aux[m].nodes) {
-            uint64_t has = evictable_of(e->kv, m, class_idx);
-            uint64_t may = spare(e, e->kv->models[m].spec.tenant);
-            num += has < may ? has : may;
+// is_bound says whether a tenant has a floor that counts: its own needs take no notice of it.
+static bool is_bound(const evicting *e, uint32_t tenant) {
+    return tenant != e->tenant && e->kv->tenants[tenant].floor_blocks > 0;
+}
+
+// evictable_from returns how many blocks of a class a tenant with a floor can give: nodes go whole.
+static uint64_t evictable_from(const evicting *e, uint32_t tenant, uint32_t class_idx) {
+    const kv_cache *kv = e->kv;
+    uint64_t has = 0, costs = 1, gives = KV_MAX_GROUPS; // a node, at most and at least
+    for (uint32_t m = 0; m < kv->lists->models.used; m++) {
+        const kv_model_spec *spec = &kv->models[m].spec;
+        if (!is_live(kv, m) || spec->tenant != tenant || !evictable_of(kv, m, class_idx)) {
+            continue;
         }
+        uint64_t of_class = 0;
+        for (uint32_t g = 0; g < spec->num_groups; g++) {
+            of_class += kv->model_aux[m].classes[g] == class_idx;
+        }
+        has += evictable_of(kv, m, class_idx);
+        costs = spec->num_groups > costs ? spec->num_groups : costs;
+        gives = of_class < gives ? of_class : gives;
+    }
+    uint64_t may = spare(e, tenant) / costs * gives;
+    return has < may ? has : may;
+}
+
+// evictable returns how many blocks of a class could come free.
+static uint64_t evictable(const evicting *e, uint32_t class_idx) {
+    const kv_cache *kv = e->kv;
+    uint64_t num = 0;
+    for (uint32_t m = 0; m < kv->lists->models.used; m++) {
+        if (is_live(kv, m) && !is_bound(e, kv->models[m].spec.tenant)) {
+            num += evictable_of(kv, m, class_idx);
+        }
+    }
+    for (uint32_t t = 0; t < kv->lists->tenants.used; t++) {
+        num += is_bound(e, t) ? evictable_from(e, t, class_idx) : 0;
     }
     return num;
 }
@@ -178,7 +207,8 @@ static const kv_need *need_of(const evicting *e, uint32_t class_idx) {
 // its class that are free or could be.
 static bool can_empty(const evicting *e, uint32_t slab, uint64_t left) {
     const kv_slab_aux *aux = &e->kv->slab_aux[slab];
-    if (!aux->units || aux->evictable == 0 || aux->free + aux->evictable < aux->slab_blocks) {
+    if (!aux->units || aux->mark || aux->evictable == 0 ||
+        aux->free + aux->evictable < aux->slab_blocks) {
         return false;
     }
     const kv_need *need = need_of(e, aux->class_idx);
@@ -238,47 +268,134 @@ static bool lies_in(const kv_cache *kv, uint32_t node, uint32_t slab) {
     return false;
 }
 
-// empty_slab evicts what has a block in the slab; false when a tenant may not lose so much.
-static bool empty_slab(const evicting *e, uint32_t slab) {
-    kv_cache *kv = e->kv;
+// A slab is emptied with all that lies behind its nodes, wherever that is.  What tenants with a
+// floor would lose is counted with marks on nodes, before anything goes.
+
+#define GOES  (UINT32_C(1) << 29) // in kv_node_aux.uses: with a slab that is planned
+#define TRIED (UINT32_C(1) << 28) // with the one that is looked at
+
+enum { PLANNED = 1, REFUSED, MAX_REFUSED = 16 }; // kv_slab_aux.mark
+
+// next_in returns the node behind one in the walk over a subtree of quiet nodes, KV_NONE at its
+// end.
+static uint32_t next_in(const kv_cache *kv, uint32_t top, uint32_t node) {
+    const kv_node_aux *aux = &kv->node_aux[node];
+    if (!(aux->uses & KV_CANDIDATE) && aux->down) {
+        return aux->down - 1;
+    }
+    while (node != top && !kv->node_aux[node].next_sibling) {
+        node = kv_prefix_parent(kv, node);
+    }
+    return node == top ? KV_NONE : kv->node_aux[node].next_sibling - 1;
+}
+
+// try_slab marks what goes with a slab.
+static void try_slab(kv_cache *kv, uint32_t slab) {
     for (uint32_t i = 0; i < kv->lists->nodes.used; i++) {
-        if (kv->nodes[i].owner && lies_in(kv, i, slab)) {
-            if (!may_lose(e, kv_node_model(kv, i))) {
-                return false;
-            }
-            remove_subtree(kv, i);
+        if (!kv->nodes[i].owner || kv->node_aux[i].uses & (GOES | TRIED) || !lies_in(kv, i, slab)) {
+            continue;
+        }
+        for (uint32_t n = i; n != KV_NONE; n = next_in(kv, i, n)) {
+            kv->node_aux[n].uses |= kv->node_aux[n].uses & GOES ? 0 : TRIED;
         }
     }
-    return true;
 }
 
-// slab_of_victim returns the slab of the node that would go first, KV_NONE when it cannot be
-// emptied.
-static uint32_t slab_of_victim(const evicting *e) {
+// turn_marks makes one mark another, or none.
+static void turn_marks(kv_cache *kv, uint32_t from, uint32_t to) {
+    for (uint32_t i = 0; i < kv->lists->nodes.used; i++) {
+        uint32_t *uses = &kv->node_aux[i].uses;
+        *uses = kv->nodes[i].owner && *uses & from ? (*uses & ~from) | to : *uses;
+    }
+}
+
+// keeps_floor says whether a tenant may lose all that is marked.
+static bool keeps_floor(const evicting *e, uint32_t tenant) {
     const kv_cache *kv = e->kv;
-    uint32_t node = victim(e, false, NULL);
+    uint64_t lost = 0;
+    for (uint32_t i = 0; i < kv->lists->nodes.used; i++) {
+        if (kv->nodes[i].owner && kv->node_aux[i].uses & (GOES | TRIED)) {
+            const kv_model_spec *spec = &kv->models[kv_node_model(kv, i)].spec;
+            lost += spec->tenant == tenant ? spec->num_groups : 0;
+        }
+    }
+    return lost <= spare(e, tenant);
+}
+
+// may_empty says whether no tenant loses too much with this slab besides those that are planned.
+static bool may_empty(const evicting *e, uint32_t slab) {
+    bool may = true, tried = false;
+    for (uint32_t t = 0; t < e->kv->lists->tenants.used && may; t++) {
+        if (is_bound(e, t) && !tried) {
+            try_slab(e->kv, slab);
+            tried = true;
+        }
+        may = !is_bound(e, t) || keeps_floor(e, t);
+    }
+    if (tried) {
+        turn_marks(e->kv, TRIED, may ? GOES : 0);
+    }
+    return may;
+}
+
+// pick returns the slab of the node that would go first, else the one that costs least, of those
+// that can be emptied; taken: what the needs' classes lose with those that are planned.  KV_NONE:
+// there is none.
+static uint32_t pick(const evicting *e, const uint64_t taken[KV_MAX_GROUPS]) {
+    const kv_cache *kv = e->kv;
+    uint32_t node = victim(e, false, NULL), best = KV_NONE;
     uint32_t entry = node == KV_NONE ? KV_NONE : kv->nodes[node].entry;
-    uint32_t slab = entry == KV_NONE ? KV_NONE : kv_pool_slab(kv, entry);
-    bool can = slab != KV_NONE && can_empty(e, slab, left_of(e, kv->slab_aux[slab].class_idx));
-    return can ? slab : KV_NONE;
-}
-
-// empty_one empties the slab of the node that would go first, else the one that costs least; false
-// when there is none.
-static bool empty_one(const evicting *e) {
-    const kv_cache *kv = e->kv;
-    uint32_t best = slab_of_victim(e);
-    if (best != KV_NONE) {
-        return empty_slab(e, best);
-    }
-    for (uint32_t s = 0; s < kv->num_slabs; s++) {
+    uint32_t first = entry == KV_NONE ? KV_NONE : kv_pool_slab(kv, entry);
+    for (uint32_t s = 0; s < kv->num_slabs && (best == KV_NONE || best != first); s++) {
         const kv_slab_aux *aux = &kv->slab_aux[s];
-        if ((best == KV_NONE || aux->evictable < kv->slab_aux[best].evictable) && aux->units &&
-            can_empty(e, s, left_of(e, aux->class_idx))) {
-            best = s;
+        if (aux->units &&
+            (s == first || best == KV_NONE || aux->evictable < kv->slab_aux[best].evictable)) {
+            const kv_need *need = need_of(e, aux->class_idx);
+            uint64_t left = left_of(e, aux->class_idx), gone = need ? taken[need - e->needs] : 0;
+            best = left >= gone && can_empty(e, s, left - gone) ? s : best;
         }
     }
-    return best != KV_NONE && empty_slab(e, best);
+    return best;
+}
+
+// plan_slabs marks as many slabs as are to be emptied; false when so many cannot be.
+static bool plan_slabs(const evicting *e, uint64_t num) {
+    kv_cache *kv = e->kv;
+    uint64_t taken[KV_MAX_GROUPS] = {0};
+    for (uint32_t refused = 0; num > 0 && refused < MAX_REFUSED;) {
+        uint32_t slab = pick(e, taken);
+        if (slab == KV_NONE) {
+            break;
+        }
+        kv_slab_aux *aux = &kv->slab_aux[slab];
+        const kv_need *need = need_of(e, aux->class_idx);
+        bool may = may_empty(e, slab);
+        aux->mark = may ? PLANNED : REFUSED;
+        num -= may;
+        refused += !may;
+        if (need && may) {
+            taken[need - e->needs] += aux->slab_blocks;
+        }
+    }
+    turn_marks(kv, GOES, 0);
+    for (uint32_t s = 0; s < kv->num_slabs; s++) {
+        kv_slab_aux *aux = &kv->slab_aux[s];
+        aux->mark = aux->mark == PLANNED && num == 0 ? PLANNED : 0;
+    }
+    return num == 0;
+}
+
+// empty_planned evicts what has a block in a slab that is planned.
+static void empty_planned(kv_cache *kv) {
+    for (uint32_t s = 0; s < kv->num_slabs; s++) {
+        bool planned = kv->slab_aux[s].mark == PLANNED;
+        kv->slab_aux[s].mark = 0;
+        for (uint32_t i = 0; planned && i < kv->lists->nodes.used; i++) {
+            if (kv->nodes[i].owner && lies_in(kv, i, s)) {
+                remove_subtree(kv, i);
+            }
+        }
+    }
 }
 
 // ---- making room
@@ -290,8 +407,9 @@ static uint64_t over_quota(const evicting *e, uint64_t take) {
     return quota > 0 && take > 0 && all > quota ? all - quota : 0;
 }
 
-// could_fit says whether the needs could fit if all went that can.
-static bool could_fit(const evicting *e) {
+// slabs_lacking returns how many slabs have to come free, so that the needs fit if all cached
+// blocks of their classes went that can.
+static uint64_t slabs_lacking(const evicting *e) {
     const kv_cache *kv = e->kv;
     uint64_t slabs = 0, unassigned = kv->lists->slabs.cap - kv->lists->slabs.live;
     for (uint32_t i = 0; i < e->num; i++) {
@@ -302,7 +420,13 @@ static bool could_fit(const evicting *e) {
             slabs += more / class->slab_blocks + (more % class->slab_blocks != 0);
         }
     }
-    return slabs <= unassigned || slabs - unassigned <= emptiable(e, slabs - unassigned);
+    return slabs > unassigned ? slabs - unassigned : 0;
+}
+
+// could_fit says whether the needs could fit if all went that can.
+static bool could_fit(const evicting *e) {
+    uint64_t slabs = slabs_lacking(e);
+    return slabs == 0 || slabs <= emptiable(e, slabs);
 }
 
 // make_fit evicts until the needs fit.
@@ -314,11 +438,10 @@ static bool make_fit(const evicting *e) {
             lacked[i] = e->needs[i].take > kv->classes[e->needs[i].class_idx].free;
         }
         uint32_t node = victim(e, false, lacked);
-        if (node != KV_NONE) {
-            kv_prefix_remove(kv, node);
-        } else if (!empty_one(e)) {
+        if (node == KV_NONE) {
             return false;
         }
+        kv_prefix_remove(kv, node);
     }
     return true;
 }
@@ -326,13 +449,16 @@ static bool make_fit(const evicting *e) {
 bool kv_evict_for(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t num,
                   uint64_t take) {
     const evicting e = {.kv = kv, .tenant = tenant, .needs = needs, .num = num};
-    uint64_t own = 0;
+    uint64_t own = 0, slabs = kv_pool_fits(kv, needs, num) ? 0 : slabs_lacking(&e);
     for (uint32_t m = 0; over_quota(&e, take) && m < kv->lists->models.used; m++) {
         bool is_own = is_live(kv, m) && kv->models[m].spec.tenant == tenant;
         own += is_own ? evictable_of(kv, m, KV_NONE) : 0;
     }
-    if (over_quota(&e, take) > own || (!kv_pool_fits(kv, needs, num) && !could_fit(&e))) {
+    if (over_quota(&e, take) > own || (slabs > 0 && !plan_slabs(&e, slabs))) {
         return false;
+    }
+    if (slabs > 0) {
+        empty_planned(kv);
     }
     while (over_quota(&e, take)) {
         uint32_t node = victim(&e, true, NULL);

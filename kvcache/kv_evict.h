@@ -16,8 +16,9 @@ void kv_evict_add(kv_cache *kv, uint32_t node);
 void kv_evict_drop(kv_cache *kv, uint32_t node);
 
 // kv_evict_for evicts until the needs [num] fit the pool and take blocks more fit the tenant's
-// quota; false when that cannot be.  Nothing is evicted when that is seen beforehand: what cached
-// blocks could give is counted first.
+// quota; false when that cannot be, and then nothing is evicted: what cached blocks give is counted
+// first.  (Only blocks of two classes that lack at once, of a tenant near its floor, may count
+// twice.)
 bool kv_evict_for(kv_cache *kv, uint32_t tenant, const kv_need *needs, uint32_t num, uint64_t take);
 
 // kv_evict_spill begins to spill what kv_evict_for would evict, as far as tiers have room and less

@@ -188,7 +188,9 @@ void kv_spill_lose(kv_cache *kv, uint32_t node) {
 }
 
 bool kv_spill_is_orphan(const kv_cache *kv, uint32_t node) {
-    return !kv_prefix_has_parent(kv, node, true);
+    uint32_t parent = kv_prefix_parent(kv, node);
+    return !kv_prefix_has_parent(kv, node, true) || (parent != KV_NONE && kv_spilled(kv, parent) &&
+                                                     kv->spills[parent].tier == KV_SPILL_LOST);
 }
 
 // ---- parked nodes

@@ -80,8 +80,8 @@ uint64_t kv_flight_bytes(const kv_cache *kv, uint32_t node);
 void kv_spill_put(kv_cache *kv, uint32_t node, kv_led_spill spill);
 void kv_spill_lose(kv_cache *kv, uint32_t node);
 
-// kv_spill_is_orphan says whether what lies before a spilled node is gone for good, so that nothing
-// finds it.
+// kv_spill_is_orphan says whether what lies before a spilled node is gone for good, or lost, so
+// that nothing finds it.
 bool kv_spill_is_orphan(const kv_cache *kv, uint32_t node);
 
 // kv_spill_drop_first drops the node that was parked first in a tier; false when there is none.

@@ -165,20 +165,23 @@ static void drop_others(const regrowing *r) {
 
 // ---- sequences
 
-// find_chain returns the node + 1 that the sequence's own blocks lead to, *depth of them.
+// find_chain returns the node + 1 that the sequence's own blocks lead to, *depth of them: the
+// deepest whose block it has in the node's place.  Blocks before that may be others than the
+// nodes', where somebody computed the same tokens at the same time.
 static uint32_t find_chain(const regrowing *r, uint32_t idx, uint32_t *depth) {
     const kv_cache *kv = r->kv;
     const kv_led_seq *s = &kv->seqs[idx];
-    uint32_t chain = 0, class_idx = kv->model_aux[s->model].classes[0];
-    uint32_t num = s->committed / kv->models[s->model].spec.groups[0].block_tokens;
-    for (*depth = 0; *depth < num && *depth >= s->first[0]; ++*depth) {
-        uint32_t link = r->nodes[index_of(kv, class_idx, kv_table(kv, idx, 0)[*depth])];
-        if (!link || kv->nodes[link - 1].parent != chain) {
-            break;
+    uint32_t class_idx = kv->model_aux[s->model].classes[0];
+    *depth = s->committed / kv->models[s->model].spec.groups[0].block_tokens;
+    for (; *depth > s->first[0]; --*depth) {
+        uint32_t entry = kv_table(kv, idx, 0)[*depth - 1];
+        uint32_t link = r->nodes[index_of(kv, class_idx, entry)];
+        if (link && r->depths[link - 1] == *depth && kv_node_model(kv, link - 1) == s->model) {
+            return link;
         }
-        chain = link;
     }
-    return chain;
+    *depth = 0;
+    return 0;
 }
 
 static void take_chain(const regrowing *r, uint32_t idx) {

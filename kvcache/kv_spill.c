@@ -331,6 +331,25 @@ static void lose_tier(kv_cache *kv, uint32_t tier) {
     }
 }
 
+// drop_lost drops nodes without an image, and what is parked behind them: from the ends of the
+// lists, since what lies behind a node was spilled before it.  Images are lost rarely.
+static void drop_lost(kv_cache *kv) {
+    kv_spiller *s = kv->spiller;
+    for (uint32_t link; (link = s->first_parked[KV_LIST_LOST]);) {
+        kv_prefix_remove(kv, link - 1);
+    }
+    for (uint32_t t = 0; t < s->num_tiers; t++) {
+        for (uint32_t link = s->last_parked[t]; link;) {
+            uint32_t node = link - 1;
+            link = kv->node_aux[node].prev_heap;
+            if (kv_spill_is_orphan(kv, node)) {
+                s->info.lost += num_blocks(kv->spills[node].groups);
+                kv_prefix_remove(kv, node);
+            }
+        }
+    }
+}
+
 static void end_flight(kv_cache *kv, const kv_tier_job *job) {
     const kv_flight f = kv_flight_give(kv, job->tag);
     if (f.kind == KV_FLIGHT_PUT) {
@@ -356,8 +375,8 @@ bool kv_tiers_poll(kv_cache *kv) {
             lose_tier(kv, t);
         }
     }
-    for (uint32_t link; s && (link = s->first_parked[KV_LIST_LOST]);) {
-        kv_prefix_remove(kv, link - 1);
+    if (s && s->first_parked[KV_LIST_LOST]) {
+        drop_lost(kv);
     }
     if (any) {
         kv_move_on(kv);

@@ -61,6 +61,7 @@ typedef struct opening {
     kv_need needs[KV_MAX_GROUPS]; // of different classes
     uint32_t num_needs;
     uint64_t take, found; // blocks, all classes
+    uint32_t taken;       // at most take: a last block that was a node's may be so no more
     bool waits;           // would wait for tiers
     bool fetches;         // what it looked up is being fetched
 } opening;
@@ -317,9 +318,10 @@ static attnd_err check_space(opening *o, bool *may_wait, attnd_errinfo *info) {
 
 // ---- taking
 
-static uint32_t take_near(const opening *o, uint32_t g, uint32_t near) {
+static uint32_t take_near(opening *o, uint32_t g, uint32_t near) {
     uint32_t entry = kv_pool_take(o->kv, o->classes[g], near);
     ATTND_ASSERT(entry != KV_NONE); // check_space counted
+    o->taken++;
     return entry;
 }
 
@@ -360,7 +362,7 @@ static void copy_found(const opening *o, uint32_t i, uint32_t g, uint32_t dst) {
 
 // reserve takes the blocks of sequence i of the step: new ones go into its table at once, for a
 // copy of the last one see replace.
-static void reserve(const opening *o, uint32_t i) {
+static void reserve(opening *o, uint32_t i) {
     kv_cache *kv = o->kv;
     const kv_step_seq *s = &kv->step_seqs[(uint64_t)o->step * kv->opts.max_step_seqs + i];
     uint32_t idx = (uint32_t)s->seq;
@@ -499,7 +501,7 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
         reserve(&o, i);
         count_found(&o, i);
     }
-    kv->tenant_aux[o.spec->tenant].blocks += (uint32_t)o.take;
+    kv->tenant_aux[o.spec->tenant].blocks += o.taken;
     kv->session_aux[o.session_idx].steps++;
     *step = publish(&o, rq);
     replace(&o);

@@ -175,6 +175,21 @@ START_TEST(a_tree_without_room_remembers_nothing) {
 }
 END_TEST
 
+// The clock is halved when it is half through, and the path of one call may go on ticking: ranks
+// lie ahead of it by at most all blocks that there can be (2^28), for each of 4 doublings of uses
+// and 15/16 for depth.
+START_TEST(ranks_do_not_wrap_before_the_clock_is_halved) {
+    const uint64_t blocks = UINT64_C(1) << 28, path = UINT64_C(1) << 24;
+    st.clock = (UINT32_C(1) << 31) + (uint32_t)path;
+    st.words[1] = 1;
+    st.words[2] = UINT64_MAX / 2; // a mean gap above all blocks
+    st.words[3] = blocks;
+    kv_rank most = {.word = 15 << 12};
+    p->release(&st, &most);
+    ck_assert_uint_eq(most.rank, (UINT64_C(1) << 31) + path + blocks * 4 + blocks / 16 * 15);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("kv_policy");
     TCase *tc = tcase_create("ranks");
@@ -189,6 +204,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, uses_are_remembered_over_an_eviction);
     tcase_add_test(tc, the_oldest_of_a_set_is_forgotten);
     tcase_add_test(tc, a_tree_without_room_remembers_nothing);
+    tcase_add_test(tc, ranks_do_not_wrap_before_the_clock_is_halved);
     suite_add_tcase(s, tc);
     return s;
 }

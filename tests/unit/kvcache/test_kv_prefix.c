@@ -347,6 +347,56 @@ START_TEST(a_floor_is_left_to_its_tenant) {
 }
 END_TEST
 
+// enter makes another tenant's model of that many layers, and a session, the fixture's.
+static void enter(const char *name, uint32_t layers) {
+    uint32_t other;
+    ATTND_CK_OK(kv_tenant_set(f.kv, "u", 0, &other));
+    kv_model_spec spec = fix_spec(name, other);
+    spec.groups[0] = fix_group(layers);
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &f.model, &f.info));
+    ATTND_CK_OK(kv_session_open(f.kv, other, (const uint8_t[KV_SECRET_BYTES]){1}, &f.session));
+}
+
+// 128 blocks in a row, 16 a slab: only the last slab comes free without the others.
+START_TEST(a_floor_holds_when_a_slab_changes_its_class) {
+    uint32_t t[4 * FIX_BLOCKS];
+    bool may_wait = false;
+    leave(ids(t, 4 * FIX_BLOCKS, 1), 4 * FIX_BLOCKS);
+    uint32_t tenant = f.tenant;
+    ATTND_CK_OK(kv_tenant_cache(f.kv, tenant, FIX_BLOCKS - FIX_SLAB_BLOCKS + 1, 0));
+    enter("wide", 2);
+    opened o = {.seq = fix_seq(&f)};
+    ATTND_CK_ERR(try_open(&o, NULL, 4, &may_wait), ATTND_ENOSPC);
+    ck_assert_uint_eq(cached(), FIX_BLOCKS); // and nothing went for nothing
+    ATTND_CK_OK(kv_tenant_cache(f.kv, tenant, FIX_BLOCKS - FIX_SLAB_BLOCKS, 0));
+    ATTND_CK_ERR(try_open(&o, NULL, 4 * FIX_SLAB_BLOCKS, &may_wait), ATTND_ENOSPC); // two slabs
+    ck_assert_uint_eq(cached(), FIX_BLOCKS);
+    o = open_ids(o.seq, NULL, 4);
+    ck_assert_uint_eq(cached(), FIX_BLOCKS - FIX_SLAB_BLOCKS);
+    ATTND_CK_OK(kv_step_abort(f.kv, fix_rq(&f), o.step));
+}
+END_TEST
+
+// The tenant may lose ten blocks, of two models that have twenty each.
+START_TEST(nothing_goes_for_a_step_that_floors_leave_no_room_for) {
+    uint32_t t[80], first = f.model;
+    bool may_wait = false;
+    leave(ids(t, 80, 1), 80);
+    kv_model_spec spec = fix_spec("second", f.tenant);
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &f.model, &f.info));
+    leave(t, 80);
+    ck_assert_uint_ne(first, f.model);
+    ATTND_CK_OK(kv_tenant_cache(f.kv, f.tenant, 30, 0));
+    enter("m", 1);
+    opened o = {.seq = fix_seq(&f)};
+    ATTND_CK_ERR(try_open(&o, NULL, 4 * (FIX_BLOCKS - 40 + 11), &may_wait), ATTND_ENOSPC);
+    ck_assert_uint_eq(cached(), 40);
+    o = open_ids(o.seq, NULL, 4 * (FIX_BLOCKS - 40 + 10));
+    ck_assert_uint_eq(cached(), 30);
+    ATTND_CK_OK(kv_step_abort(f.kv, fix_rq(&f), o.step));
+}
+END_TEST
+
 START_TEST(what_has_a_lower_priority_goes_first) {
     uint32_t a[16], b[16];
     ATTND_CK_ERR(kv_tenant_cache(f.kv, f.tenant, 0, KV_MAX_PRIORITY + 1), ATTND_EINVAL);
@@ -446,6 +496,29 @@ START_TEST(a_kept_sequence_pins_its_prefix_for_its_time) {
 }
 END_TEST
 
+// The parent fills the block that a fork of the same time shares, so that it becomes a node, of
+// which the fork is no user; then the parent goes.  The node makes way for the fork's step, which
+// so writes in place, and needs no copy.
+START_TEST(a_node_of_a_block_that_a_fork_shares_may_go) {
+    uint32_t t[16], committed, blocks, quota;
+    char name[KV_NAME_BYTES];
+    uint64_t seq = fix_seq(&f), forked;
+    opened o = open_ids(seq, ids(t, 16, 30), 6);
+    commit_ids(&o, t, 6);
+    o = open_ids(seq, t + 6, 6);
+    ATTND_CK_OK(kv_seq_fork(f.kv, fix_rq(&f), seq, &forked, &committed, &f.info));
+    commit_ids(&o, t + 6, 6);
+    ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), seq, &f.info));
+    leave(ids(t, 4, 500), 4); // used last
+    ck_assert_uint_eq(cached(), 2);
+    o = open_ids(forked, NULL, 4 * (FIX_BLOCKS - 4) + 2); // but for these and a copy
+    ATTND_CK_OK(kv_tenant_get(f.kv, f.tenant, name, &blocks, &quota));
+    ck_assert_uint_eq(blocks, fix_in_use(&f));
+    ATTND_CK_OK(kv_step_abort(f.kv, fix_rq(&f), o.step));
+    ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), forked, &f.info));
+}
+END_TEST
+
 START_TEST(a_fork_goes_on_by_itself) {
     uint32_t t[16], committed, more[] = {1, 2, 3};
     uint64_t seq = fix_seq(&f), forked;
@@ -481,6 +554,28 @@ static void recover(kv_recovered *got) {
     ATTND_CK_OK(kv_recover(&f.kv, &f.arena, &opts, fd, 0, got, &f.info));
     ck_assert_msg(kv_check_full(f.kv, &f.info), "%s", f.info.text);
 }
+
+// Two sequences compute the same two blocks at the same time, and one of them goes on by two
+// blocks. When the last node is damaged, it is still a user of the third one.
+START_TEST(a_chain_is_found_again_behind_blocks_computed_twice) {
+    uint32_t t[16];
+    kv_recovered got;
+    uint64_t a = fix_seq(&f), b = fix_seq(&f);
+    opened of_a = open_ids(a, ids(t, 16, 1), 8), of_b = open_ids(b, t, 8);
+    commit_ids(&of_a, t, 8);
+    commit_ids(&of_b, t, 8);
+    of_b = open_ids(b, t + 8, 8);
+    commit_ids(&of_b, t + 8, 8);
+    ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), a, &f.info));
+    kv_node_ids(f.kv, 3)[1] ^= 1;
+    recover(&got);
+    ck_assert_uint_eq(got.lost_prefix_blocks, 1);
+    ck_assert_uint_eq(f.kv->seqs[(uint32_t)b].chain, 3);
+    ck_assert_uint_eq(f.kv->seq_aux[(uint32_t)b].depth, 3);
+    ck_assert_uint_eq(found(t, 16), 12);
+    ATTND_CK_OK(kv_seq_free(f.kv, fix_rq(&f), b, &f.info));
+}
+END_TEST
 
 START_TEST(the_cache_survives_a_restart) {
     uint32_t t[16], u[16];
@@ -561,6 +656,7 @@ static Suite *suite(void) {
     tcase_add_test(t, models_and_tenants_share_nothing);
     tcase_add_test(t, a_truncated_sequence_copies_before_it_writes_into_a_cached_block);
     tcase_add_test(t, a_fork_goes_on_by_itself);
+    tcase_add_test(t, a_node_of_a_block_that_a_fork_shares_may_go);
     tcase_add_test(t, ids_of_a_model_without_a_tree_are_refused);
     suite_add_tcase(s, t);
     t = tcase_create("eviction");
@@ -572,6 +668,8 @@ static Suite *suite(void) {
     tcase_add_test(t, a_quota_counts_cached_blocks_and_evicts_ones_own);
     tcase_add_test(t, a_slab_of_cached_blocks_goes_to_another_class);
     tcase_add_test(t, a_floor_is_left_to_its_tenant);
+    tcase_add_test(t, a_floor_holds_when_a_slab_changes_its_class);
+    tcase_add_test(t, nothing_goes_for_a_step_that_floors_leave_no_room_for);
     tcase_add_test(t, what_has_a_lower_priority_goes_first);
     tcase_add_test(t, a_sequence_of_a_lower_priority_leaves_what_goes_first);
     tcase_add_test(t, what_a_sequence_of_a_higher_priority_finds_is_raised_to_it);
@@ -579,6 +677,7 @@ static Suite *suite(void) {
     suite_add_tcase(s, t);
     t = tcase_create("restart");
     tcase_add_checked_fixture(t, set_up, tear_down);
+    tcase_add_test(t, a_chain_is_found_again_behind_blocks_computed_twice);
     tcase_add_test(t, the_cache_survives_a_restart);
     tcase_add_test(t, damaged_ids_lose_the_block_and_what_is_behind_it);
     tcase_add_test(t, damaged_nodes_are_lost);

@@ -548,6 +548,7 @@ static void opened(naive_step *st, int slot, int session, kv_request rq, const k
     for (uint32_t i = 0; i < st->num_seqs; i++) {
         take_found(st, i, copies, num_copies);
     }
+    look_for_nodes(st); // again: one that nobody used may have made way
     naive_open(&n, slot);
     note_entries(st);
     st->live = true;

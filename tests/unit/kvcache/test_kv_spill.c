@@ -363,9 +363,34 @@ START_TEST(a_damaged_image_is_missed) {
     }
     ck_assert_uint_eq(damaged, 1);
     ck_assert_uint_eq(serve(1, LEN), FIX_BLOCK_TOKENS);
-    ck_assert_uint_eq(look().lost, 1);
+    ck_assert_uint_eq(look().lost, 3); // and the two behind it
     ck_assert(!kv_tier_is_off(tier));
     ck_assert_uint_eq(found(1, LEN), LEN); // computed again
+}
+END_TEST
+
+// Of a prompt of four blocks the second is damaged: what lies behind it gives its slots back, too.
+START_TEST(what_lies_behind_a_lost_image_takes_no_room) {
+    fill_pool(1);
+    serve(100, LEN);
+    for (uint32_t i = 0; i < f.kv->lists->nodes.used; i++) {
+        if (f.kv->nodes[i].owner && kv_spilled(f.kv, i) && kv_node_ids(f.kv, i)[0] == 1004) {
+            ((char *)store.base)[f.kv->spills[i].slot * KV_TIER_UNIT + 77] ^= 4;
+        }
+    }
+    static uint32_t t[TOKENS];
+    opened o = {.seq = fix_seq(&f)};
+    open_waiting(&o, prompt(t, 1, LEN + 1), LEN + 1);
+    ck_assert_uint_eq(o.in.cached, FIX_BLOCK_TOKENS);
+    end(&o, false);
+    tiers_wait(&f, tier);
+    for (uint32_t i = 0; i < f.kv->lists->nodes.used; i++) {
+        ck_assert(!f.kv->nodes[i].owner || !kv_spilled(f.kv, i) ||
+                  kv_node_ids(f.kv, i)[0] / 1000 != 1);
+    }
+    kv_tier_info info;
+    kv_tier_get_info(tier, &info);
+    ck_assert_uint_eq(info.in_use_bytes, look().spilled * KV_TIER_UNIT);
 }
 END_TEST
 
@@ -731,7 +756,7 @@ START_TEST(a_damaged_image_is_lost_when_it_is_moved) {
     ck_assert_uint_eq(damaged, 1);
     serve(103, LEN);
     settle();
-    ck_assert_uint_eq(look().lost, 1);
+    ck_assert_uint_eq(look().lost, 1); // nothing lies behind it
     ck_assert_uint_ge(look().moves, 1);
     ck_assert(!kv_tier_is_off(lower));
     kv_tier_info info;
@@ -822,6 +847,7 @@ static Suite *suite(void) {
     tcase_add_test(t, a_block_found_while_it_is_spilled_stays);
     tcase_add_test(t, a_block_computed_again_while_it_is_fetched_is_the_new_one);
     tcase_add_test(t, a_damaged_image_is_missed);
+    tcase_add_test(t, what_lies_behind_a_lost_image_takes_no_room);
     tcase_add_test(t, a_tier_that_fails_is_off_and_the_service_goes_on);
     tcase_add_test(t, a_tier_that_fails_in_a_fetch_is_off);
     tcase_add_test(t, tiers_survive_a_restart);
