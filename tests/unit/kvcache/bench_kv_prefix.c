@@ -7,6 +7,8 @@
 //                back
 //     decode     a step of 8 sequences, one token with its id each, behind 1024 tokens, in the
 //                geometry of llama-3-8b: opened and committed
+//     commit     of as many tokens as a step has at most, all in blocks that are new: how long the
+//                loop is busy with it
 //
 // With --check the exit status is 1 when a lookup is below its target: 50 million tokens a second
 // at 16 tokens a block, 100 million at 64.
@@ -17,7 +19,7 @@
 
 #include "kvcache/kv_prefix.h"
 
-enum { BLOCKS = 1 << 18, RUNS = 9, PROMPT = 4096, BATCH = 8, STEPS = 256 };
+enum { BLOCKS = 1 << 18, RUNS = 9, PROMPT = 4096, BATCH = 8, STEPS = 256, MOST = 65536 };
 
 static uint64_t rng = 88172645463325252;
 static kv_cache *kv;
@@ -52,7 +54,7 @@ static void make(const kv_group_spec *group, uint32_t num_blocks) {
         .slab_bytes = slab_bytes,
         .max_blocks = num_blocks * 2,
         .max_seqs = 64,
-        .max_seq_blocks = PROMPT,
+        .max_seq_blocks = MOST / 16,
         .max_models = 1,
         .max_tenants = 1,
         .max_sessions = 1,
@@ -201,6 +203,39 @@ static void bench_decode(uint32_t block_tokens, bool known) {
     say(what, "us a step", runs, false);
 }
 
+// ---- one commit of many blocks
+
+static void bench_commit(uint32_t block_tokens, uint32_t num) {
+    const kv_group_spec group = {1, 1, 8, 8, block_tokens, -1};
+    double runs[RUNS];
+    char what[64];
+    uint32_t *tokens = malloc(num * sizeof(*tokens));
+    ATTND_ASSERT(tokens);
+    for (uint32_t t = 0; t < num; t++) {
+        tokens[t] = random_word();
+    }
+    for (int r = 0; r < RUNS; r++) {
+        uint64_t seq, step;
+        const uint32_t *known = tokens;
+        kv_step_seq in = {.new_len = num, .tokens = tokens};
+        const kv_copy *copies;
+        uint32_t num_copies;
+        bool may_wait;
+        make(&group, 2 * num / block_tokens);
+        must(kv_seq_create(kv, next_request(), model, &seq, NULL));
+        in.seq = seq;
+        must(kv_step_open(kv, next_request(), model, &in, 1, &step, &copies, &num_copies, &may_wait,
+                          NULL));
+        uint64_t from = cpu_ns();
+        must(kv_step_commit_ids(kv, next_request(), step, &num, &known, 1, NULL));
+        runs[r] = (double)(cpu_ns() - from) / 1e3;
+        kv_free(kv);
+    }
+    free(tokens);
+    snprintf(what, sizeof(what), "commit tokens=%u block_tokens=%u", num, block_tokens);
+    say(what, "us", runs, false);
+}
+
 int main(int argc, char **argv) {
     bool check = argc == 2 && strcmp(argv[1], "--check") == 0;
     bool good = bench_lookup(16, 50);
@@ -209,5 +244,7 @@ int main(int argc, char **argv) {
         bench_decode(16, known);
         bench_decode(64, known);
     }
+    bench_commit(16, MOST);
+    bench_commit(64, MOST);
     return check && !good;
 }
