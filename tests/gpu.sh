@@ -107,7 +107,7 @@ fi
 
 say "daemon"
 if daemon=$(place attnd); then
-    own timeout 200 tests/gpu_daemon.sh "$(dirname "$daemon")" || failed=1
+    own timeout 300 tests/gpu_daemon.sh "$(dirname "$daemon")" || failed=1
 else
     echo "left out: libuv, cJSON, inih, xxhash, NNG and Check are not here, nor ATTND_BUILD"
 fi

@@ -50,7 +50,7 @@ check() {
     shift
     log=$out/${name//[^a-zA-Z0-9]/_}.txt
     if "$@" >"$log" 2>&1; then
-        echo "pass  $name: $(grep -hE 'rows? .*verified|verified|tokens are|^[0-9]+%|tokens lost' "$log" | tail -n 1)"
+        echo "pass  $name: $(grep -hE 'rows? .*verified|verified|tokens are|^[0-9]+%|tokens lost|tokens a second' "$log" | tail -n 1)"
     else
         failed=1
         echo "FAIL  $name"
@@ -85,7 +85,7 @@ export ATTND_E2E_DEVICE=cuda:0
 check "e2e decoder" env CK_RUN_CASE=bf16 ATTND_E2E_BINARY="$build/attnd" \
     "$build/tests/test_e2e_decoder"
 check "in process" env ATTND_E2E_BINARY="$build/attnd" "$build/tests/test_e2e_inproc_cuda"
-check "service mode" tests/gpu_service.sh "$build" values ends
+check "service mode" tests/gpu_service.sh "$build" values ends rate torch
 check "errors and loss" env ATTND_E2E_BINARY="$build/tests/attnd_faulty" "$build/tests/test_e2e_gpu"
 
 if command -v compute-sanitizer >/dev/null; then
