@@ -149,4 +149,23 @@ static float ceil_exp2(const float *x, uint64_t rounds) {
     return ceil_sum(acc[0] + acc[1] + acc[2] + acc[3]);
 }
 
+// A file that can convert float16 defines CEIL_WIDENS before the include, and ceil_widen behind it.
+#ifdef CEIL_WIDENS
+static ceil_f32 ceil_widen(const uint16_t *x); // CEIL_LANES of them
+
+static float ceil_from_f16(const uint16_t *x, uint64_t rounds) {
+    ceil_f32 acc[4];
+    memset(acc, 0, sizeof(acc));
+    for (uint64_t round = 0; round < rounds; round++) {
+        for (int i = 0; i < BENCH_CEIL_ELEMENTS; i += 4 * CEIL_LANES) {
+            for (int part = 0; part < 4; part++) {
+                acc[part] += ceil_widen(x + i + part * CEIL_LANES);
+            }
+        }
+        __asm__ volatile("" ::: "memory");
+    }
+    return ceil_sum(acc[0] + acc[1] + acc[2] + acc[3]);
+}
+#endif
+
 #endif
