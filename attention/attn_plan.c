@@ -86,8 +86,8 @@ static void set_tiles(attn_plan_row *r, const attn_row *row, const attn_shape *s
     r->block_tiles = r->q_step == r->q_block ? r->num_blocks > 0 : 1 + (r->q_block - 1) / r->q_step;
     r->head_step = 1;
     if (r->decode) {
-        bool all_fit = s->kv_heads * r->q_step <= ATTN_TASK_ROWS;
-        r->head_step = all_fit ? s->kv_heads : ATTN_TASK_ROWS / r->q_step;
+        int32_t head_rows = r->q_step < ATTN_HEAD_ROWS ? ATTN_HEAD_ROWS : r->q_step;
+        r->head_step = min_i32(s->kv_heads, ATTN_TASK_ROWS / head_rows);
     }
 }
 

@@ -17,8 +17,9 @@
 #include "attention/attn.h"
 
 enum {
-    ATTN_TASK_ROWS = 512,    // the most states of a task: head_count * q_count
-    ATTN_STEP_KEYS = 64,     // kernels walk keys in steps of this many, counted from key_first
+    ATTN_TASK_ROWS = 512, // the most states of a task: head_count * q_count, and of a decode task
+    ATTN_HEAD_ROWS = 4,   // with so many rows a KV head at least, which kernels have room for
+    ATTN_STEP_KEYS = 64,  // kernels walk keys in steps of this many, counted from key_first
     ATTN_APPEND_TOKENS = 64, // new tokens an append task
     ATTN_DECODE_TOKENS = 8,  // the longest q_len that a decode kernel gets
 };

@@ -10,7 +10,7 @@
 
 enum {
     SIMD_STREAM_ROWS = 4,   // most query rows a KV head of the stream form
-    SIMD_DECODE_ROWS = 128, // and of a decode task, whose heads are walked together
+    SIMD_DECODE_ROWS = 128, // and of a decode task
 };
 
 // simd_order is the order of the columns of q and acc, that in which K and V come out of a load.
@@ -120,6 +120,7 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
     int32_t widest = w->columns > w->v_columns ? w->columns : w->v_columns;
     w->halves = carve(&at, widest * ATTN_STEP_KEYS * (int64_t)sizeof(uint16_t));
     w->half_row = carve(&at, ATTN_STEP_KEYS * (int64_t)sizeof(char *));
+    ATTND_ASSERT(at - (char *)scratch <= ATTN_CPU_SCRATCH_BYTES);
     return w;
 }
 

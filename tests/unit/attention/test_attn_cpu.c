@@ -228,6 +228,52 @@ START_TEST(saturated_values_are_counted) {
 }
 END_TEST
 
+// One key of value h for KV head h, so the result is h; K and q are zeros.
+START_TEST(as_many_heads_as_there_may_be_fit) {
+    enum { HEADS = 512, DIM = ATTN_MAX_HEAD_DIM };
+    static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512_bf16", "neon"};
+    float *pool = calloc(2 * HEADS * DIM, sizeof(*pool));
+    float *q = calloc(HEADS * DIM, sizeof(*q));
+    float *out = calloc(HEADS * DIM, sizeof(*out));
+    ck_assert(pool && q && out);
+    for (int i = 0; i < HEADS * DIM; i++) {
+        pool[HEADS * DIM + i] = (float)(i / DIM);
+    }
+    tiny_init(&t, 1, 1);
+    t.row.q = q;
+    t.row.out = out;
+    t.row.lse = NULL;
+    t.row.stride_q_token = t.row.stride_out_token = HEADS * DIM;
+    t.row.stride_q_head = t.row.stride_out_head = DIM;
+    t.row.v_offset = HEADS * DIM * sizeof(*pool);
+    t.table[0] = 0;
+    attn_shape *s = &t.params.shape;
+    s->q_heads = s->kv_heads = HEADS;
+    s->head_dim = s->v_head_dim = DIM;
+    s->block_tokens = 1;
+    s->stride_k_token = s->stride_v_token = s->stride_k_head = s->stride_v_head = DIM;
+    s->block_stride = 2 * HEADS * DIM * sizeof(*pool);
+    t.params.pool = pool;
+    t.params.pool_bytes = s->block_stride;
+    t.params.num_blocks = 1;
+    for (size_t isa = 0; isa < sizeof(isas) / sizeof(isas[0]); isa++) {
+        attn_cpu *cpu = NULL;
+        if (attn_cpu_create(&cpu, &(attn_cpu_opts){.num_threads = 1, .isa = isas[isa]}, NULL)) {
+            continue;
+        }
+        memset(out, 0xff, HEADS * DIM * sizeof(*out));
+        ATTND_CK_OK(attn_cpu_run(cpu, &t.params, NULL, NULL));
+        for (int i = 0; i < HEADS * DIM; i++) {
+            ck_assert_float_eq(out[i], (float)(i / DIM));
+        }
+        attn_cpu_free(cpu);
+    }
+    free(out);
+    free(q);
+    free(pool);
+}
+END_TEST
+
 START_TEST(an_engine_runs_thousands_of_launches) {
     attn_cpu *cpu = create(3, 4);
     tiny_init(&t, 16, 8);
@@ -267,6 +313,7 @@ static Suite *suite(void) {
     tcase_add_test(c, the_choice_names_kernel_splits_and_rows);
     tcase_add_test(c, all_appends_come_before_all_reads);
     tcase_add_test(c, saturated_values_are_counted);
+    tcase_add_test(c, as_many_heads_as_there_may_be_fit);
     tcase_add_test(c, an_engine_runs_thousands_of_launches);
     suite_add_tcase(s, c);
     return s;

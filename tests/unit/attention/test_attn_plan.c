@@ -360,6 +360,14 @@ START_TEST(decode_walks_the_heads_of_a_block_together) {
 }
 END_TEST
 
+START_TEST(kernels_have_room_for_4_rows_a_head) {
+    start(512, 512);
+    add(1, 1);
+    make(2);
+    ck_assert_int_eq(plan.rows[0].head_step, 128);
+}
+END_TEST
+
 START_TEST(windows_limit_the_keys) {
     start(4, 2);
     add(100000, 1);
@@ -426,6 +434,7 @@ static Suite *suite(void) {
     tcase_add_test(c, every_new_token_is_appended_once);
     tcase_add_test(c, short_queries_decode_and_long_ones_prefill);
     tcase_add_test(c, decode_walks_the_heads_of_a_block_together);
+    tcase_add_test(c, kernels_have_room_for_4_rows_a_head);
     tcase_add_test(c, windows_limit_the_keys);
     tcase_add_test(c, too_many_rows_are_refused);
     tcase_add_test(c, the_longest_lengths_do_not_overflow);
