@@ -341,12 +341,12 @@ typedef struct kv_tier kv_tier;
 enum { KV_MAX_TIERS = 2 };
 
 // kv_tiers_start has cached blocks that must make way spilled to the tiers [num], first to the
-// first, from which they go on to the next when that is nearly full, and fetched when a step looks them up; both only for steps that would wait, see
-// kv_step_open.  The tiers are borrowed until kv_tiers_stop, and nobody else puts jobs into them.
-// The ledger knows a tier by its index, which is to be the same in each run; NULL = not there.
-// Of a recovered cache it takes over what its ledger says is in the tiers; blocks whose image
-// cannot be there are dropped, and counted as lost.  num 0 drops all.  Call it once, before the
-// first step. ATTND_ENOMEM.
+// first, from which they go on to the next when that is nearly full, and fetched when a step looks
+// them up; both only for steps that would wait, see kv_step_open.  The tiers are borrowed until
+// kv_tiers_stop, and nobody else puts jobs into them. The ledger knows a tier by its index, which
+// is to be the same in each run; NULL = not there. Of a recovered cache it takes over what its
+// ledger says is in the tiers; blocks whose image cannot be there are dropped, and counted as lost.
+// num 0 drops all.  Call it once, before the first step. ATTND_ENOMEM.
 attnd_err kv_tiers_start(kv_cache *kv, kv_tier *const *tiers, uint32_t num, attnd_errinfo *info);
 
 // kv_tiers_poll takes in the copies that have ended; to be called when a tier tells so.  True when

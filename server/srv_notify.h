@@ -3,8 +3,8 @@
 // supervisor is systemd or the keeper (srv_keeper.h).  Without one every call does nothing.  Loop
 // thread only.
 //
-// libsystemd is not used: its sd_notify sends to NOTIFY_SOCKET alone, and has no other end, while the
-// keeper is one, passes messages on, and runs where there is no systemd.
+// libsystemd is not used: its sd_notify sends to NOTIFY_SOCKET alone, and has no other end, while
+// the keeper is one, passes messages on, and runs where there is no systemd.
 #ifndef ATTND_SERVER_SRV_NOTIFY_H
 #define ATTND_SERVER_SRV_NOTIFY_H
 
