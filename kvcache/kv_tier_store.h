@@ -55,7 +55,8 @@ bool kv_tier_next(kv_tier *t, bool is_idle, kv_tier_job *job, bool *stopping);
 // kv_tier_end ends a job, and switches the tier off when its err is ATTND_EIO, with *info's text.
 void kv_tier_end(kv_tier *t, const kv_tier_job *job, const attnd_errinfo *info);
 
-// kv_tier_is_whole says whether the image of a PUT is what the tier that lends it has a checksum of.
+// kv_tier_is_whole says whether the image of a PUT is what the tier that lends it has a checksum
+// of.
 bool kv_tier_is_whole(const kv_tier_job *job);
 
 // kv_tier_copy copies bytes [from, from + bytes) of a job's image out of the arena to buffer, or,
