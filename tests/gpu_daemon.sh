@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the daemon on a GPU, from a build folder: load over both transports with every output row
-# checked, the decoder beside the float64 reference, clients that attend in process, errors and the
-# loss of the device, memcheck.
+# checked, the decoder beside the float64 reference, tiers, clients that attend in process, errors and
+# the loss of the device, memcheck.
 # A line for each, and "all passed" or "FAILED" last.  Full output is under build/gpu (or $OUT).
 #     tests/gpu_daemon.sh BUILD
 set -uo pipefail
@@ -50,7 +50,7 @@ check() {
     shift
     log=$out/${name//[^a-zA-Z0-9]/_}.txt
     if "$@" >"$log" 2>&1; then
-        echo "pass  $name: $(grep -hE 'rows? .*verified|verified|tokens are|^[0-9]+%|tokens lost|tokens a second' "$log" | tail -n 1)"
+        echo "pass  $name: $(grep -hE 'rows? .*verified|verified|tokens are|^[0-9]+%|tokens lost|tokens a second|^tiers:' "$log" | tail -n 1)"
     else
         failed=1
         echo "FAIL  $name"
@@ -84,6 +84,7 @@ done
 export ATTND_E2E_DEVICE=cuda:0
 check "e2e decoder" env CK_RUN_CASE=bf16 ATTND_E2E_BINARY="$build/attnd" \
     "$build/tests/test_e2e_decoder"
+check "tiers" env ATTND_E2E_BINARY="$build/attnd" "$build/tests/test_e2e_tiers_gpu"
 check "in process" env ATTND_E2E_BINARY="$build/attnd" "$build/tests/test_e2e_inproc_cuda"
 check "service mode" tests/gpu_service.sh "$build" values ends rate torch
 check "errors and loss" env ATTND_E2E_BINARY="$build/tests/attnd_faulty" "$build/tests/test_e2e_gpu"
