@@ -9,6 +9,7 @@
 
 #include "proto/proto_json.h"
 #include "proto/proto_msg.h"
+#include "proto/proto_region.h"
 
 static volatile uint8_t sink;
 static attnd_errinfo info;
@@ -124,6 +125,27 @@ static void read_attend1(proto_view msg) {
     touch_tensor(msg, "v", &a.v, rows, 2, 8, ATTND_F16, sizeof(a));
 }
 
+// read_attend_all touches what a tensor is said to have of a region.
+static void read_attend_all(proto_view msg) {
+    static uint8_t region[65536];
+    proto_attend_all a;
+    proto_region_view view;
+    if (proto_read(msg, &a, sizeof(a), true, &info)) {
+        return;
+    }
+    const proto_region_tensor *tensors[] = {&a.q, &a.k, &a.v};
+    for (int i = 0; i < 3; i++) {
+        const proto_tensor_shape shape = {a.step, 1 + a.num_layers % 8, 8 + a.flags % 8,
+                                          (attnd_dtype)(a.first_layer % ATTND_NUM_DTYPES)};
+        if (!proto_region_place(sizeof(region), "q", tensors[i], &shape, &view, &info)) {
+            touch(region + view.off, view.bytes);
+        }
+    }
+    if (!proto_region_array(sizeof(region), "out_off", a.out_off, a.lse_off, &info)) {
+        touch(region + a.out_off, a.lse_off);
+    }
+}
+
 static void read_names(proto_view msg) {
     proto_seq_keep keep;
     proto_seq_attach attach;
@@ -194,6 +216,9 @@ static void read_request(proto_view msg) {
         break;
     case PROTO_ATTEND:
         read_attend(msg);
+        break;
+    case PROTO_ATTEND_ALL:
+        read_attend_all(msg);
         break;
     case PROTO_COMMIT:
         read_commit(msg, PROTO_BODY, 0);

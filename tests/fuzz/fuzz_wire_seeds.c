@@ -61,6 +61,15 @@ static void seed_attend1(builder *b) {
     memcpy(b->out + seqs, &s, sizeof(s));
 }
 
+static void seed_attend_all(builder *b) {
+    proto_attend_all a = {.step = 9, .num_layers = 2, .flags = PROTO_ATTEND_LSE};
+    a.k = (proto_region_tensor){.off = 4096, .stride_token = 64, .stride_head = 16};
+    a.v = (proto_region_tensor){.off = 8192};
+    a.out_off = 16384;
+    a.lse_off = 32768;
+    add(b, &a, sizeof(a));
+}
+
 static void seed_commit(builder *b) {
     proto_commit c = {.step = 7, .num_seqs = 2};
     proto_commit_seq s[2] = {{.accepted = 2}, {.accepted = 1}};
@@ -118,7 +127,7 @@ size_t fuzz_wire_seed(int i, uint8_t out[FUZZ_SEED_BYTES]) {
         {PROTO_COMMIT, ATTND_OK, seed_commit},      {PROTO_SEQ_KEEP, ATTND_OK, seed_keep},
         {PROTO_SEQ_ATTACH, ATTND_OK, seed_attach},  {PROTO_HELLO, ATTND_OK, seed_hello},
         {PROTO_MODEL_OPEN, ATTND_OK, seed_model},   {PROTO_STATS, ATTND_OK, seed_attend_reply},
-        {PROTO_SEQ_FREE, ATTND_EINVAL, seed_error},
+        {PROTO_SEQ_FREE, ATTND_EINVAL, seed_error}, {PROTO_ATTEND_ALL, ATTND_OK, seed_attend_all},
     };
     if (i < 0 || (size_t)i >= sizeof(seeds) / sizeof(seeds[0])) {
         return 0;

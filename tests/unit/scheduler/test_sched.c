@@ -677,6 +677,71 @@ static TCase *with(const char *name, void (*open)(void)) {
     return t;
 }
 
+// ---- signals
+
+START_TEST(a_signal_is_behind_the_last_piece) {
+    fake_make(&r[0], &shape_a, 0, 80, 80); // 32 + 32 + 16
+    r[0].req.signal = 0x1000;
+    ATTND_CK_OK(sched_submit(b.s, &r[0].req, NULL));
+    decode(&r[1], 0);
+    for (int piece = 0; piece < 4; piece++) { // the decode runs between two of them
+        bool last = b.launches[0]->params.rows[0].q_first == 64;
+        ck_assert_uint_eq(b.launches[0]->num_signals, last);
+        if (last) {
+            ck_assert_uint_eq(b.launches[0]->signals[0], 0x1000);
+        }
+        ck_assert(!r[0].req.signaled);
+        fake_end(&b);
+    }
+    ck_assert(r[0].req.signaled);
+    ck_assert(!r[1].req.signaled);
+    fake_check(&r[0]);
+}
+END_TEST
+
+START_TEST(who_is_canceled_too_late_is_signaled_and_a_failed_launch_signals_nobody) {
+    decode(&r[0], 0);
+    for (int i = 1; i < 4; i++) {
+        fake_make(&r[i], &shape_a, 0, 1, 100);
+        r[i].req.signal = 0x1000u * (uint64_t)i;
+        ATTND_CK_OK(sched_submit(b.s, &r[i].req, NULL));
+    }
+    fake_end(&b);
+    ck_assert_uint_eq(b.launches[0]->num_signals, 3);
+    sched_cancel(b.s, &r[2].req); // it runs
+    fake_end(&b);
+    ATTND_CK_ERR(r[2].err, ATTND_ECANCELED);
+    ck_assert(r[1].req.signaled && r[2].req.signaled && r[3].req.signaled);
+    fake_make(&r[4], &shape_a, 0, 1, 100);
+    r[4].req.signal = 0x5000;
+    ATTND_CK_OK(sched_submit(b.s, &r[4].req, NULL));
+    fake_end_as(&b, ATTND_ECUDA);
+    ck_assert(!r[4].req.signaled);
+}
+END_TEST
+
+START_TEST(a_ticket_is_for_a_launch_of_one_request) {
+    fake_make(&r[0], &shape_a, 0, 1, 100);
+    r[0].req.ticket = 7;
+    ATTND_CK_OK(sched_submit(b.s, &r[0].req, NULL));
+    ck_assert_uint_eq(b.launches[0]->ticket, 7);
+    for (int i = 1; i < 3; i++) {
+        fake_make(&r[i], &shape_a, 0, 1, 100);
+        r[i].req.ticket = 7 + (uint64_t)i;
+        ATTND_CK_OK(sched_submit(b.s, &r[i].req, NULL));
+    }
+    fake_end(&b);
+    ck_assert_uint_eq(b.launches[0]->params.num_rows, 2);
+    ck_assert_uint_eq(b.launches[0]->ticket, 0);
+    fake_end(&b);
+    fake_make(&r[3], &shape_a, 0, 20, 20); // a prefill may be one of several pieces
+    r[3].req.ticket = 10;
+    ATTND_CK_OK(sched_submit(b.s, &r[3].req, NULL));
+    ck_assert_uint_eq(b.launches[0]->ticket, 0);
+    fake_end(&b);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("sched");
     TCase *t = with("batching", setup);
@@ -712,6 +777,12 @@ static Suite *suite(void) {
     tcase_add_test(t, done_of_an_expired_request_may_cancel_another_expired_one);
     tcase_add_test(t, done_may_free_the_memory_and_expire_others);
     tcase_add_test(t, failed_launch_fails_its_requests_and_no_other);
+    suite_add_tcase(s, t);
+
+    t = with("signals", setup);
+    tcase_add_test(t, a_signal_is_behind_the_last_piece);
+    tcase_add_test(t, who_is_canceled_too_late_is_signaled_and_a_failed_launch_signals_nobody);
+    tcase_add_test(t, a_ticket_is_for_a_launch_of_one_request);
     suite_add_tcase(s, t);
 
     t = with("depth", setup_deep);
