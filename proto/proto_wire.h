@@ -294,13 +294,14 @@ enum {
 // proto_attend_all attends layers first_layer to first_layer + num_layers - 1 of an open step, one
 // after another, each when its ready flag is raised (proto_region.h); layer first_layer + i has the
 // pair first_flag + i.  The tensors lie at the same place for every layer: the client's stream
-// writes those of the next once this one's done flag has come.  Out and lse overlap nothing else
-// (EINVAL).  One reply when the last layer has ended, or the first one fails (detail: which layer;
-// with ECUDA CUDA's own code): proto_attend_reply with out_off, lse_off and lens_off 0, splits,
-// batch_rows, kernel and why of the last layer, queue_us (from a layer's flag to its launch) and
-// run_us of all.  ENOTSUP: the connection has no region.  EBUSY: a pair belongs to an earlier call,
-// or too many calls run.  The step must stay open (commit: EBUSY) until the reply; deadline and
-// cancel of the step, and cancel of the request, end it.
+// writes those of the next once this one's done flag has come.  A layer that may not run beside
+// what is under way of its step (EBUSY for an attend) waits for that.  Out and lse overlap nothing
+// else (EINVAL).  One reply when the last layer has ended, or the first one fails (detail: which
+// layer; with ECUDA CUDA's own code): proto_attend_reply with out_off, lse_off and lens_off 0,
+// splits, batch_rows, kernel and why of the last layer, queue_us (from a layer's flag to its
+// launch) and run_us of all.  ENOTSUP: the connection has no region.  EBUSY: a pair belongs to an
+// earlier call, or too many calls run.  The step must stay open (commit: EBUSY) until the reply;
+// deadline and cancel of the step, and cancel of the request, end it.
 typedef struct proto_attend_all {
     uint64_t step;         //  0
     uint32_t first_layer;  //  8

@@ -114,8 +114,13 @@ static attnd_err read_tensor(const srv_request *rq, const char *field, const pro
 }
 
 bool srv_attend_must_wait(const srv_step *step, uint32_t layer) {
-    uint32_t from = step->model->attn->layers[layer].kv_layer;
-    return from != layer && srv_layer_bit(step->attending, from);
+    const attn_model *m = step->model->attn;
+    uint32_t from = m->layers[layer].kv_layer;
+    bool waits = srv_layer_bit(step->attending, layer) || srv_layer_bit(step->attending, from);
+    for (uint32_t i = 0; m->shares_kv && from == layer && i < m->num_layers && !waits; i++) {
+        waits = m->layers[i].kv_layer == layer && srv_layer_bit(step->attending, i);
+    }
+    return waits;
 }
 
 bool srv_attend_appends(const srv_step *step, uint32_t layer) {

@@ -39,7 +39,8 @@ static inline uint32_t srv_attend_cut_us(uint64_t us) {
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-// srv_attend_must_wait is true while a layer whose K and V this one reads is being attended.
+// srv_attend_must_wait is true while an attend of this layer is under way, of the one whose K and V
+// it reads, or of one that reads its: a stream may have gone on by the device's word already.
 bool srv_attend_must_wait(const srv_step *step, uint32_t layer);
 
 // srv_attend_appends is true when a layer of the step gets new K and V of its own.

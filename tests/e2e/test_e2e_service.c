@@ -581,6 +581,40 @@ START_TEST(a_layer_waits_for_the_one_whose_cache_it_reads) {
 }
 END_TEST
 
+// Two calls for one layer, whose flags come at the same time, as they do when the device has set
+// the first one's done flag and the loop has not heard of it yet.
+START_TEST(a_layer_waits_for_an_attend_of_its_own) {
+    begin();
+    play_model m = play_tiny();
+    m.layers = 1;
+    play_seq seq;
+    play_open(&c, &m);
+    play_create(&c, &m, &seq);
+    for (int round = 0; round < 20; round++) {
+        play_step step = open_step(&m, &seq, 1 + (uint32_t)round % 3, 0);
+        proto_attend_all calls[] = {service_layout(&step, 0, PAIR),
+                                    service_layout(&step, MIB / 2, PAIR + 1)};
+        play_tensors t = play_random(&step);
+        for (int i = 0; i < 2; i++) {
+            service_write(&s, &step, &calls[i], &t);
+            service_send(&s, &calls[i], sizeof(calls[i]));
+        }
+        e2e_await_stat(&c, "service.waiting", 2, 5000);
+        service_raise(&s, PAIR);
+        service_raise(&s, PAIR + 1);
+        for (uint32_t i = 0; i < 2; i++) {
+            ck_reply(&step);
+            ck_assert(service_lower(&s, PAIR + i, SERVICE_WAIT_MS));
+            service_check(&s, &step, &calls[i], 0, &t);
+        }
+        ATTND_CK_OK(play_commit(&c, &step, NULL, NULL));
+        play_tensors_fini(&t);
+    }
+    play_free(&c, &seq);
+    end();
+}
+END_TEST
+
 // ---- errors
 
 typedef enum ending { DEADLINE, CANCEL_STEP, CANCEL_REQUEST, NUM_ENDINGS } ending;
@@ -851,6 +885,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_pair_belongs_to_one_call_and_calls_are_bounded);
     tcase_add_test(tc, a_stream_whose_call_is_refused_ends);
     tcase_add_test(tc, a_layer_waits_for_the_one_whose_cache_it_reads);
+    tcase_add_test(tc, a_layer_waits_for_an_attend_of_its_own);
     tcase_add_loop_test(tc, what_ends_a_step_ends_its_call_and_the_stream_drains, 0, NUM_ENDINGS);
     tcase_add_test(tc, a_second_cancel_ends_the_drain);
     tcase_add_test(tc, a_launch_that_fails_fails_its_call_alone);
