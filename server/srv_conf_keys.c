@@ -154,12 +154,16 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "all_rings_memory", SRV_CONF_SIZE, CONF(all_rings_bytes), "4GiB", 64 * KIB,
      64ull << 40, NULL, false,
      "Shared memory of all rings together, at least that of one; above it rings are refused."},
-    {"limits", "region_memory", SRV_CONF_SIZE, CONF(region_bytes), "256MiB", 64 * KIB, 1024 * GIB,
-     NULL, false, "Largest region of a client, memory of the GPU that it shares with the daemon."},
+    {"limits", "region_memory", SRV_CONF_SIZE, CONF(region_bytes), "256MiB", 0, 1024 * GIB, NULL,
+     false,
+     "Largest region of a client, memory of the GPU that it shares with the daemon; 0: none is "
+     "given."},
     {"limits", "all_regions_memory", SRV_CONF_SIZE, CONF(all_regions_bytes), "1GiB", 0, 64ull << 40,
      NULL, false,
      "Regions of all clients together, at least that of one; above it regions are refused.  It "
-     "comes out of the GPU's memory beside cache.memory, as it is asked for."},
+     "comes out of the GPU's memory beside cache.memory, as it is asked for.  What a client that "
+     "is "
+     "gone keeps by a descriptor of its region is not counted any more."},
     {"limits", "send_timeout", SRV_CONF_TIME, CONF(send_timeout_ms), "10s", 10, DAY_MS, NULL, true,
      "How long a reply may wait for its client to read; then the connection is closed."},
     {"limits", "hello_timeout", SRV_CONF_TIME, CONF(hello_timeout_ms), "10s", 10, DAY_MS, NULL,

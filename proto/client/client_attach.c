@@ -158,7 +158,7 @@ static attnd_err refused(const proto_attach_reply *reply, const proto_attach *as
     }
     if ((ask->flags & PROTO_ATTACH_REGION) && err == ATTND_ENOTSUP) {
         return attnd_fail(info, err, "engine",
-                          "the daemon gives no region: it computes on the CPU");
+                          "the daemon gives no region: it computes on the CPU, or may give none");
     }
     return attnd_fail(info, err, "", "the daemon gives no ring%s: %s",
                       ask->flags & PROTO_ATTACH_REGION ? " or no region" : "", attnd_strerror(err));

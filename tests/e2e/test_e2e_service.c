@@ -366,6 +366,22 @@ START_TEST(a_bad_request_for_a_region_says_why) {
 }
 END_TEST
 
+START_TEST(regions_can_be_turned_off) {
+    static const char *const flags[] = {"--set", "limits.region_memory=0", NULL};
+    begin_with(flags);
+    const proto_attach attach = {.magic = PROTO_RING_MAGIC,
+                                 .version = PROTO_VERSION,
+                                 .flags = PROTO_ATTACH_REGION,
+                                 .entries = 16,
+                                 .data_bytes = 4096};
+    const proto_region_ask ask = {.bytes = 1, .num_flags = 1};
+    service_client r;
+    ATTND_CK_ERR(service_ask(&r, path, &attach, &ask), ATTND_ENOTSUP);
+    service_close(&r);
+    end();
+}
+END_TEST
+
 START_TEST(a_region_is_all_zero_whoever_had_its_memory) {
     begin();
     for (int round = 0; round < 4; round++) {
@@ -880,6 +896,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, flags_may_come_before_the_call_and_a_step_in_parts);
     tcase_add_test(tc, calls_are_batched_across_sessions);
     tcase_add_test(tc, a_bad_request_for_a_region_says_why);
+    tcase_add_test(tc, regions_can_be_turned_off);
     tcase_add_test(tc, a_region_is_all_zero_whoever_had_its_memory);
     tcase_add_test(tc, a_bad_call_is_refused_whole);
     tcase_add_test(tc, a_pair_belongs_to_one_call_and_calls_are_bounded);
