@@ -149,6 +149,21 @@ static void print_tiers(const cJSON *tiers, FILE *out) {
     }
 }
 
+static void print_service(const cJSON *service, FILE *out) {
+    if (number(service, "regions") > 0) {
+        fprintf(out,
+                "service    %" PRIu64 " regions of %s; %" PRIu64 " calls wait, %" PRIu64
+                " drain; %" PRIu64 " of %" PRIu64 " failed\n",
+                whole(service, "regions"), bytes(number(service, "region_bytes")).s,
+                whole(service, "waiting"), whole(service, "draining"), whole(service, "failed"),
+                whole(service, "calls"));
+    }
+    if (number(service, "regions_without_mps") > 0) {
+        fprintf(out, "WARNING    %" PRIu64 " clients came to share the GPU without MPS\n",
+                whole(service, "regions_without_mps"));
+    }
+}
+
 static void print_scheduler(const cJSON *sched, FILE *out) {
     const cJSON *last = child(sched, "last");
     fprintf(out,
@@ -169,6 +184,7 @@ void attnctl_print_status(const cJSON *doc, FILE *out) {
     print_device(child(doc, "device"), out);
     print_cache(doc, out);
     print_tiers(child(doc, "tiers"), out);
+    print_service(child(doc, "service"), out);
     print_scheduler(child(doc, "scheduler"), out);
     fprintf(out, "\n%-24s %10s %10s %10s %6s\n", "TENANT", "BLOCKS", "CACHED", "QUOTA", "SHARE");
     const cJSON *tenant;
