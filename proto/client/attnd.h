@@ -37,8 +37,9 @@
 // their failures, and which serves one user; without it each hand-over costs two context switches.
 // Errors of attends come out at the commit, of what the daemon refuses or cannot do, too; out then
 // holds nothing.  No wait outlasts either end by a second: when the daemon is gone, the stream runs
-// to its end, and the next call says ATTND_ECONN.  attnd_attend_start is refused; attnd_ran is
-// empty.
+// to its end, and the next call says ATTND_ECONN.  Streams that attends were given in stay until
+// attnd_close.  Of one connection 3968 attends can be captured, those of all its graphs together,
+// then ATTND_ENOSPC.  attnd_attend_start is refused; attnd_ran is empty.
 //
 // Errors.  Each function returns an attnd_err; *info (may be NULL) then names the field and says it
 // in a line.  ATTND_ECONN: no connection, or it was lost: every later call says so too, until

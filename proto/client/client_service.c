@@ -31,6 +31,7 @@ enum {
     LANE_FLAGS = MAX_CALLS, // of each: so many attends ahead of the daemon
     IDLE_US = 50,           // between two looks at a stream
 };
+_Static_assert(PROTO_REGION_MAX_FLAGS - LANES * LANE_FLAGS == 3968, "attnd.h says so");
 
 enum { Q, K, V, OUT, LSE, TENSORS };
 
