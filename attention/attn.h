@@ -112,12 +112,15 @@ enum {
 // memory for the CPU, device memory for a GPU), borrowed until the launch has ended.  Strides count
 // elements.
 typedef struct attn_row {
-    const void *q;         // [q_len, q_heads, head_dim]; NULL when q_len = 0
-    void *out;             // [q_len, q_heads, v_head_dim]; NULL when q_len = 0
-    float *lse;            // [q_heads, q_len], may be NULL
-    const void *k_new;     // [new_len, kv_heads, head_dim]; NULL when new_len = 0
-    const void *v_new;     // [new_len, kv_heads, v_head_dim]; NULL when new_len = 0
-    const uint32_t *table; // [ceil(kv_len / block_tokens)], entries below params.num_blocks
+    const void *q;     // [q_len, q_heads, head_dim]; NULL when q_len = 0
+    void *out;         // [q_len, q_heads, v_head_dim]; NULL when q_len = 0
+    float *lse;        // [q_heads, q_len], may be NULL
+    const void *k_new; // [new_len, kv_heads, head_dim]; NULL when new_len = 0
+    const void *v_new; // [new_len, kv_heads, v_head_dim]; NULL when new_len = 0
+    // [ceil(kv_len / block_tokens)], entries below params.num_blocks.  Entries before the block of
+    // the first key that the launch reaches are not looked at, whatever step or tile a kernel
+    // rounds to: blocks wholly behind the left window of query token q_first may be gone.
+    const uint32_t *table;
     int64_t stride_q_token, stride_q_head;
     int64_t stride_out_token, stride_out_head;
     int64_t stride_lse_head;
@@ -169,9 +172,9 @@ typedef struct attn_choice {
 } attn_choice;
 
 // attn_check checks everything that can be checked on the host: geometry, lengths, strides, flags,
-// every table entry in the live range, masks, scales.  Nothing of the pool is read.  Rows' small
-// arrays (tables, masks, positions, scales) must be host-readable.  ATTND_EINVAL or ATTND_ENOTSUP
-// with the field's name in *info (may be NULL).  Any thread.
+// every table entry in the live range that the launch reaches, masks, scales.  Nothing of the pool
+// is read.  Rows' small arrays (tables, masks, positions, scales) must be host-readable.
+// ATTND_EINVAL or ATTND_ENOTSUP with the field's name in *info (may be NULL).  Any thread.
 attnd_err attn_check(const attn_params *p, attnd_errinfo *info);
 
 // attn_check_shape is the part of attn_check that concerns the shape alone, for a daemon that

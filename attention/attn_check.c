@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "attention/attn.h"
+#include "attention/attn_mask.h"
 
 #define FAIL_IF(cond, code, field, ...)                        \
     do {                                                       \
@@ -229,6 +230,17 @@ static attnd_err check_inside(const attn_params *p, const attn_row *row, const p
     return ATTND_OK;
 }
 
+// first_key returns the first key that the launch reads or appends: queries see by causal and
+// window from the first one's on, and both ends of that only grow.
+static int32_t first_key(const attn_row *row) {
+    int32_t first = row->kv_len - row->new_len;
+    if (row->q_count > 0) {
+        int32_t seen = attn_mask_span(row, row->q_first, row->q_first).first;
+        first = seen < first ? seen : first;
+    }
+    return first;
+}
+
 static attnd_err check_table(const attn_params *p, const attn_row *row, uint32_t i,
                              attnd_errinfo *info) {
     const attn_shape *s = &p->shape;
@@ -238,7 +250,7 @@ static attnd_err check_table(const attn_params *p, const attn_row *row, uint32_t
     FAIL_IF(!row->table, ATTND_EINVAL, "table", "row %u: table is NULL", i);
     int32_t num = (row->kv_len - 1) / s->block_tokens + 1;
     uint32_t highest = 0;
-    for (int32_t b = 0; b < num; b++) {
+    for (int32_t b = first_key(row) / s->block_tokens; b < num; b++) {
         highest = row->table[b] > highest ? row->table[b] : highest;
     }
     FAIL_IF(highest >= p->num_blocks, ATTND_EINVAL, "table",

@@ -204,7 +204,15 @@ static attnd_err bad_tables(attnd_errinfo *info) {
     return attnd_fail(info, ATTND_EPROTO, "tables_off", "reply: block tables that make no sense");
 }
 
-// check_table wants a table for all keys of a sequence, and its blocks inside the arena.
+// first_entry returns the first entry of a group's table that the step's rows reach: there is no
+// block behind the window of the first.
+static uint32_t first_entry(const attn_model *m, const attn_seq *seq, uint32_t group) {
+    int64_t at = (int64_t)seq->kv_len - seq->rows, left = m->groups[group].window_left;
+    return left < 0 || at <= left ? 0 : (uint32_t)((at - left) / m->block_tokens);
+}
+
+// check_table wants a table for all keys of a sequence, and its blocks inside the arena; of those
+// that no row reaches there may be none.
 static attnd_err check_table(const attn_engine *e, const attn_engine_step *s, uint32_t seq,
                              uint32_t group, const uint32_t *entries, uint32_t num,
                              attnd_errinfo *info) {
@@ -217,8 +225,9 @@ static attnd_err check_table(const attn_engine *e, const attn_engine_step *s, ui
         return bad_tables(info);
     }
     uint64_t end = (e->pool_bytes - block_bytes) / ATTN_MODEL_BLOCK_UNIT;
+    uint32_t first = first_entry(m, &s->seqs[seq], group);
     for (uint32_t i = 0; i < num; i++) {
-        if (entries[i] > end) {
+        if (entries[i] > end && (i >= first || entries[i] != PROTO_NO_BLOCK)) {
             return bad_tables(info);
         }
     }

@@ -96,6 +96,13 @@ static bool sees(const attn_params *p, const attn_row *row, int64_t i, int64_t j
     return true;
 }
 
+// first_seen returns the key before which no query of the launch sees any: what lies there may be
+// gone.
+static int64_t first_seen(const attn_row *row) {
+    int64_t at = (int64_t)row->kv_len - row->q_len + row->q_first;
+    return row->window_left < 0 || at < row->window_left ? 0 : at - row->window_left;
+}
+
 // cache is K [kv_len, head_dim] and V [kv_len, v_head_dim] of one KV head in float64.
 typedef struct cache {
     double *k, *v;
@@ -107,7 +114,7 @@ static void load_cache(cache *c, const attn_params *p, const attn_row *row, int3
     const attn_shape *s = &p->shape;
     double k_scale = row->k_scale ? (double)row->k_scale[head] : 1.0;
     double v_scale = row->v_scale ? (double)row->v_scale[head] : 1.0;
-    for (int32_t j = 0; j < row->kv_len; j++) {
+    for (int32_t j = (int32_t)first_seen(row); j < row->kv_len; j++) {
         char *block = block_of(p, row, j);
         for (int32_t d = 0; d < s->head_dim; d++) {
             uint64_t element = k_element(s, head, j) + (uint64_t)d;

@@ -99,6 +99,8 @@
 #error "attnd's structs are its wire format: little-endian machines only"
 #endif
 
+#define PROTO_NO_BLOCK UINT32_MAX // a table entry
+
 enum {
     PROTO_MAGIC = 0x444e5441, // "ATND"
     PROTO_VERSION = 1,
@@ -236,7 +238,8 @@ typedef struct proto_step_len {
 } proto_step_len;
 
 // proto_step_tables, then uint32 num_entries [num_seqs, num_groups], then uint32 table entries, one
-// table behind the other in that order: entry e is the block at arena + 256 e.  Only over a ring
+// table behind the other in that order: entry e is the block at arena + 256 e.  PROTO_NO_BLOCK: a
+// block behind the window of the sequence's first row, which was given back.  Only over a ring
 // with the arena (proto_ring.h), and not in the repeat of a reply.  A reply that does not fit its
 // place is EMSGSIZE with its bytes in detail, and the step is not open.
 typedef struct proto_step_tables {

@@ -20,7 +20,7 @@ enum {
 // step is one step of keys of one KV head.
 typedef struct step {
     int32_t key, count;
-    uint64_t seen; // what the block mask leaves
+    uint64_t seen; // keys behind the first that a row sees, less what the block mask hides
     float *k, *v;  // [ATTN_STEP_KEYS, head_dim] and [ATTN_STEP_KEYS, v_head_dim]
 } step;
 
@@ -54,15 +54,16 @@ static double dot(const float *a, const float *b, int32_t dim) {
            ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
-// load_step converts the keys of the step that its blocks show.
+// load_step converts the keys of the step that are seen.  Of a block that shows none not even the
+// table entry is looked at.
 static void load_step(const attn_params *p, const attn_row *row, int32_t head, const step *st) {
     const attn_shape *s = &p->shape;
     uint32_t bytes = attnd_dtype_bytes(s->kv_dtype);
     for (int32_t i = 0; i < st->count;) {
         int32_t run = attn_run_keys(s, st->key + i, st->key + st->count);
-        const char *k = attn_k_at(p, row, head, st->key + i);
-        const char *v = attn_v_at(p, row, head, st->key + i);
-        bool is_seen = st->seen >> i & 1;
+        bool is_seen = (st->seen >> i & attn_bits_below(run)) != 0;
+        const char *k = is_seen ? attn_k_at(p, row, head, st->key + i) : NULL;
+        const char *v = is_seen ? attn_v_at(p, row, head, st->key + i) : NULL;
         for (int32_t j = 0; j < run && is_seen; j++) {
             attn_to_f32(st->k + (int64_t)(i + j) * s->head_dim, k + j * s->stride_k_token * bytes,
                         s->kv_dtype, s->head_dim);
@@ -162,10 +163,13 @@ static void attend(const attn_params *p, const attn_task *t, const attn_state *o
     if (span.first < span.end) {
         attn_cpu_load_q(p, t, q);
     }
+    int32_t first =
+        attn_mask_span(row, t->q_first / attn_group(s), t->q_first / attn_group(s)).first;
     for (st.key = span.first; st.key < span.end; st.key += ATTN_STEP_KEYS) {
         st.count = span.end - st.key < ATTN_STEP_KEYS ? span.end - st.key : ATTN_STEP_KEYS;
         st.seen = attn_mask_block_bits(row, s->block_tokens, t->q_first / attn_group(s), st.key,
                                        st.count);
+        st.seen &= ~attn_bits_below(first > st.key ? first - st.key : 0);
         for (int32_t h = 0; h < t->head_count && st.seen; h++) {
             load_step(p, row, t->head_first + h, &st);
             add_head(p, t, out, q, &st, h);

@@ -144,13 +144,28 @@ static void fill_vector(char *base, attnd_dtype dtype, int64_t first, int32_t di
     }
 }
 
+// give_back takes from a row's table the blocks that lie behind its window, which stay NaN, and
+// returns the first key that is left.  It is counted by the first query token of all, so that any
+// part of them may be computed.
+static int32_t give_back(const attn_row *row, int32_t block_tokens) {
+    int64_t first = (int64_t)row->kv_len - row->q_len - row->window_left;
+    int64_t first_new = (int64_t)row->kv_len - row->new_len;
+    first = row->window_left < 0 ? 0 : first < first_new ? first : first_new;
+    int32_t block = first > 0 ? (int32_t)(first / block_tokens) : 0;
+    for (int32_t b = 0; b < block; b++) {
+        ((uint32_t *)row->table)[b] = CONF_NO_BLOCK;
+    }
+    return block * block_tokens;
+}
+
 // fill_cache writes the old tokens of a row to its blocks.  Of twins, all of K but dim 0 is alike,
 // and dim 0 moves the logit by about 1: then every query has two keys that compete, and the
 // rounding of large logits shows in every output and not by chance in one.
 static void fill_cache(conf_launch *l, const attn_row *row, uint64_t *state) {
     const attn_shape *s = &l->params.shape;
     uint64_t start = *state;
-    for (int32_t key = 0; key < row->kv_len - row->new_len; key++) {
+    int32_t first = give_back(row, s->block_tokens);
+    for (int32_t key = first; key < row->kv_len - row->new_len; key++) {
         char *block = (char *)l->params.pool + row->table[key / s->block_tokens] * s->block_stride;
         uint64_t twin = start + (uint64_t)(key / 2) * TWIN_STEP;
         for (int32_t h = 0; h < s->kv_heads; h++) {

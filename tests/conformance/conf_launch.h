@@ -1,11 +1,15 @@
 // conf_launch makes random launches for the conformance tests, and surrounds them with everything
 // that a kernel must not touch: guard pages behind tables, queries, masks and the pool, NaN behind
-// kv_len and in blocks of nobody, canaries between and around the outputs.  A row's content follows
-// from the seed and the row's number alone, so the same sequences can be laid out differently.
+// kv_len and in blocks of nobody, canaries between and around the outputs.  Blocks behind a row's
+// window are not in its table: who uses such an entry reads far behind the pool.  A
+// row's content follows from the seed and the row's number alone, so the same sequences can be laid
+// out differently.
 #ifndef ATTND_TESTS_CONFORMANCE_CONF_LAUNCH_H
 #define ATTND_TESTS_CONFORMANCE_CONF_LAUNCH_H
 
 #include "attention/attn.h"
+
+#define CONF_NO_BLOCK UINT32_MAX // a table entry
 
 enum {
     CONF_MAX_ROWS = 160,

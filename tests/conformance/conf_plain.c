@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/conformance/conf_launch.h"
+
 static float rounded(double x, attnd_dtype dtype) {
     unsigned char element[4];
     attnd_store(element, dtype, 0, x);
@@ -106,6 +108,9 @@ static void load_head(head *hd, const attn_params *p, const attn_row *row, int32
     float k_scale = row->k_scale ? row->k_scale[h] : 1;
     float v_scale = row->v_scale ? row->v_scale[h] : 1;
     for (int32_t j = 0; j < row->kv_len; j++) {
+        if (row->table[j / s->block_tokens] == CONF_NO_BLOCK) {
+            continue; // nobody sees it
+        }
         int32_t slot = j % s->block_tokens;
         for (int32_t d = 0; d < s->head_dim; d++) {
             uint64_t at = (uint64_t)(h * s->stride_k_head + slot * s->stride_k_token + d);

@@ -118,7 +118,7 @@ void conf_device_put(conf_device *d, const conf_launch *l) {
             uint32_t *table = (uint32_t *)(void *)(d->image + d->offsets[map] + offset);
             int32_t num = (row->kv_len - 1) / l->params.shape.block_tokens + 1;
             for (int32_t b = 0; b < num; b++) {
-                table[b] += (uint32_t)d->layout.first_block;
+                table[b] += table[b] == CONF_NO_BLOCK ? 0 : (uint32_t)d->layout.first_block;
             }
         }
     }
@@ -157,6 +157,9 @@ void conf_device_get(conf_device *d, conf_launch *l) {
             (row->kv_len + l->params.shape.block_tokens - 1) / l->params.shape.block_tokens;
         for (int32_t b = 0; b < num; b++) {
             uint64_t e = row->table[b];
+            if (e == CONF_NO_BLOCK) {
+                continue;
+            }
             memcpy((char *)l->params.pool + e * block,
                    d->pool_image + (e * d->layout.num_layers + r % d->layout.num_layers) * block,
                    block);

@@ -169,6 +169,13 @@ static void check_records(void) {
             const attn_cuda_record *r = record_at(i);
             ck_assert_int_le(r->tokens * r->heads, ATTN_CUDA_QUERY_ROWS);
             query_rows += (int64_t)r->tokens * r->heads;
+            int32_t first = row->window_left < 0 || r->position < row->window_left
+                                ? 0
+                                : r->position - row->window_left;
+            int32_t first_new = row->kv_len - row->new_len;
+            first = r->flags & ATTN_CUDA_APPENDS && first_new < first ? first_new : first;
+            // No tile begins in a block that lies behind the window: its entry may name none.
+            ck_assert(r->tile_end == r->tile_first || r->tile_first >= first / TILE);
             for (int32_t t = 0; t < r->tokens; t++) {
                 int32_t at = r->position + t;
                 bool good = true;

@@ -159,6 +159,29 @@ START_TEST(table_entries_in_the_live_range_are_checked) {
 }
 END_TEST
 
+// Of 12 keys in blocks of 4, a window of 3: the last token sees keys from 8 on, the one before from
+// 7 on.
+START_TEST(table_entries_behind_the_window_are_not_looked_at) {
+    tiny_init(&t, 12, 1);
+    t.row.window_left = 3;
+    t.table[0] = t.table[1] = UINT32_MAX;
+    ATTND_CK_OK(attn_check(&t.params, NULL));
+    t.table[2] = UINT32_MAX;
+    ATTND_CK_ERR(attn_check(&t.params, NULL), ATTND_EINVAL);
+    t.table[2] = 1;
+    t.row.q_len = t.row.q_count = 2;
+    ATTND_CK_ERR(attn_check(&t.params, NULL), ATTND_EINVAL);
+    t.row.q_first = t.row.q_count = 1; // the first token is another launch's
+    ATTND_CK_OK(attn_check(&t.params, NULL));
+    t.row.new_len = 5; // from key 7 on
+    ATTND_CK_ERR(attn_check(&t.params, NULL), ATTND_EINVAL);
+    t.row.new_len = 4;
+    ATTND_CK_OK(attn_check(&t.params, NULL));
+    t.row.window_left = -1;
+    ATTND_CK_ERR(attn_check(&t.params, NULL), ATTND_EINVAL);
+}
+END_TEST
+
 START_TEST(every_live_byte_lies_in_the_pool) {
     REFUSE(t.params.pool_bytes = sizeof(t.pool[0]) * 2, ATTND_EINVAL, "k_offset");
     REFUSE(t.params.pool_bytes = sizeof(t.pool[0]) * 3 - 4, ATTND_EINVAL, "v_offset");
@@ -295,6 +318,7 @@ static Suite *suite(void) {
     tcase_add_test(c, what_shapes_logits_is_checked);
     tcase_add_test(c, tensors_are_checked);
     tcase_add_test(c, table_entries_in_the_live_range_are_checked);
+    tcase_add_test(c, table_entries_behind_the_window_are_not_looked_at);
     tcase_add_test(c, every_live_byte_lies_in_the_pool);
     tcase_add_test(c, pool_and_rows_are_checked);
     tcase_add_test(c, splits_are_checked);
