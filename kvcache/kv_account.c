@@ -10,6 +10,7 @@
 #include "kvcache/kv_prefix.h"
 #include "kvcache/kv_spill.h"
 #include "kvcache/kv_sum.h"
+#include "kvcache/kv_window.h"
 
 void kv_get_info(const kv_cache *kv, kv_info *out) {
     const kv_led_lists *lists = kv->lists;
@@ -116,17 +117,46 @@ static bool count_entry(recount *r, uint32_t idx, uint32_t class_idx, uint32_t e
     return true;
 }
 
-// step_tokens returns how many tokens an open step has reserved for the sequence.
-static uint32_t step_tokens(const kv_cache *kv, uint32_t idx) {
-    uint32_t step = kv->seq_aux[idx].step, i = 0;
-    if (!step) {
-        return 0;
+// step_of returns the place of a sequence among those of open steps, KV_NONE when it has no step.
+static uint64_t step_of(const kv_cache *kv, uint32_t idx) {
+    uint32_t step = kv->seq_aux[idx].step;
+    uint64_t at = (uint64_t)(step - 1) * kv->opts.max_step_seqs;
+    while (step && (uint32_t)kv->step_seqs[at].seq != idx) {
+        at++;
     }
-    const kv_step_seq *seqs = kv->step_seqs + (uint64_t)(step - 1) * kv->opts.max_step_seqs;
-    while ((uint32_t)seqs[i].seq != idx) {
-        i++;
+    return step ? at : KV_NONE;
+}
+
+// count_table counts the blocks of a sequence in a group.
+static bool count_table(recount *r, uint32_t idx, uint32_t g, const kv_group_spec *group) {
+    const kv_cache *kv = r->kv;
+    const kv_led_seq *s = &kv->seqs[idx];
+    const uint32_t *table = kv_table(kv, idx, g);
+    uint32_t class_idx = kv->model_aux[s->model].classes[g];
+    uint32_t have = kv_blocks_of(s->committed, group->block_tokens), num = have, found = have;
+    uint64_t sum = kv_sum_entries(table, s->first[g], have), at = step_of(kv, idx);
+    if (at != KV_NONE) {
+        const kv_step_seq *in = &kv->step_seqs[at];
+        num = kv_blocks_of(s->committed + in->new_len + in->reserve, group->block_tokens);
+        found = kv_window_found(kv, group, have, kv->step_hits[at].blocks);
     }
-    return seqs[i].new_len + seqs[i].reserve;
+    if (s->old_last[g] != KV_NONE) {
+        sum += kv_sum_entry(have - 1, s->old_last[g]) - kv_sum_entry(have - 1, table[have - 1]);
+    }
+    if (sum != s->table_sums[g]) {
+        return WRONG(r, "a table of sequence %u has a wrong checksum", idx);
+    }
+    for (uint32_t b = 0; b < num; b++) {
+        bool none = b < s->first[g] || (b >= have && b < found);
+        if (none ? table[b] != KV_NONE : !count_entry(r, idx, class_idx, table[b])) {
+            return none ? WRONG(r, "sequence %u has entry %u behind its window", idx, table[b])
+                        : false;
+        }
+    }
+    if (s->old_last[g] != KV_NONE && at == KV_NONE) {
+        return WRONG(r, "sequence %u has a copied block but no step", idx);
+    }
+    return s->old_last[g] == KV_NONE || count_entry(r, idx, class_idx, s->old_last[g]);
 }
 
 static bool count_seq(recount *r, uint32_t idx) {
@@ -136,32 +166,9 @@ static bool count_seq(recount *r, uint32_t idx) {
     if (model->state != KV_LIVE || model->spec.tenant != s->tenant) {
         return WRONG(r, "sequence %u has no model", idx);
     }
-    uint32_t len = s->committed + step_tokens(kv, idx);
     for (uint32_t g = 0; g < model->spec.num_groups; g++) {
-        uint32_t have = kv_blocks_of(s->committed, model->spec.groups[g].block_tokens);
-        uint64_t sum = kv_sum_entries(kv_table(kv, idx, g), 0, have);
-        if (s->old_last[g] != KV_NONE) {
-            sum += kv_sum_entry(have - 1, s->old_last[g]) -
-                   kv_sum_entry(have - 1, kv_table(kv, idx, g)[have - 1]);
-        }
-        if (sum != s->table_sums[g]) {
-            return WRONG(r, "a table of sequence %u has a wrong checksum", idx);
-        }
-        uint32_t class_idx = kv->model_aux[s->model].classes[g];
-        uint32_t num = kv_blocks_of(len, model->spec.groups[g].block_tokens);
-        const uint32_t *table = kv_table(kv, idx, g);
-        for (uint32_t b = s->first[g]; b < num; b++) {
-            if (!count_entry(r, idx, class_idx, table[b])) {
-                return false;
-            }
-        }
-        if (s->old_last[g] != KV_NONE) {
-            if (!kv->seq_aux[idx].step) {
-                return WRONG(r, "sequence %u has a copied block but no step", idx);
-            }
-            if (!count_entry(r, idx, class_idx, s->old_last[g])) {
-                return false;
-            }
+        if (!count_table(r, idx, g, &model->spec.groups[g])) {
+            return false;
         }
     }
     return true;

@@ -42,7 +42,11 @@ typedef struct kv_opts {
     // Prefix cache.  A block of more than prefix_block_tokens tokens is never cached.
     uint32_t prefix_blocks;       // cached blocks, those of all groups of a model as one; 0 = none
     uint32_t prefix_block_tokens; // token ids kept a block; 0 only with prefix_blocks
-    uint32_t policy; // index of kv_policies (kv_policy.h); free to change over a restart
+    uint32_t policy;              // index of kv_policies (kv_policy.h)
+    // Tokens that a sequence keeps behind the window of its last commit's first row, so that it can
+    // be truncated by as many (kv_seq_truncate).  This and policy are free to change over a
+    // restart.
+    uint32_t window_margin;
 } kv_opts;
 
 // kv_create makes a cache over the arena (at most 1 TiB), which is borrowed and must outlive it.
@@ -112,7 +116,7 @@ typedef struct kv_group_spec {
     uint32_t k_row_bytes; // head_dim * element size
     uint32_t v_row_bytes;
     uint32_t block_tokens;
-    int32_t window_left; // -1 = unbounded
+    int32_t window_left; // tokens that a layer of the group looks back, at most; -1 = unbounded
 } kv_group_spec;
 
 // kv_block_bytes returns the bytes that the rows of a block fill, for a group that kv_model_open
@@ -224,10 +228,14 @@ attnd_err kv_seq_create(kv_cache *kv, kv_request rq, uint32_t model, uint64_t *s
 // above KV_MAX_PRIORITY.
 attnd_err kv_seq_create_priority(kv_cache *kv, kv_request rq, uint32_t model, uint32_t priority,
                                  uint64_t *seq, attnd_errinfo *info);
-// kv_seq_fork makes a sequence that shares all committed blocks; the first write copies.
+// kv_seq_fork makes a sequence that shares all committed blocks that are left; the first write
+// copies.
 attnd_err kv_seq_fork(kv_cache *kv, kv_request rq, uint64_t seq, uint64_t *forked,
                       uint32_t *committed, attnd_errinfo *info);
-// kv_seq_truncate sets the committed length to len (at most what it is) and gives blocks back.
+// kv_seq_truncate sets the committed length to len (at most what it is) and gives blocks back.  In
+// a layer group with a window, len must not be further back than the place where the last commit
+// began, less window_margin: what rows from there on see may have been given back, then it is
+// ATTND_ENOTSUP (kv_window.h).  Length 0 is always possible.
 attnd_err kv_seq_truncate(kv_cache *kv, kv_request rq, uint64_t seq, uint32_t len,
                           attnd_errinfo *info);
 attnd_err kv_seq_free(kv_cache *kv, kv_request rq, uint64_t seq, attnd_errinfo *info);
@@ -260,6 +268,7 @@ typedef struct kv_step_seq {
     uint64_t seq;
     uint32_t new_len;       // tokens to append, cached ones included
     uint32_t reserve;       // extra slots
+    uint32_t q_len;         // of a sequence that appends nothing: rows that will be read
     const uint32_t *tokens; // [new_len] ids, to be looked up in the prefix cache; NULL = none.
                             // Borrowed during the call
     // filled by kv_step_open
@@ -281,7 +290,8 @@ typedef struct kv_copy {
 // With tiers *may_wait says before the call whether the caller would wait.  If so, ATTND_ENOSPC
 // with *may_wait is the answer, too, while blocks that the step needs are being copied from or to a
 // tier; a caller who cannot wait any longer asks again without, and is served with what is there.
-// ATTND_EBUSY: a sequence has an open step, or max_steps are open.  ATTND_EINVAL: a sequence is
+// ATTND_EBUSY: a sequence has an open step, or max_steps are open.  ATTND_ENOTSUP, field "q_len":
+// rows to be read see tokens that were given back (kv_window.h).  ATTND_EINVAL: a sequence is
 // twice in the step, or of another model.  ATTND_EMSGSIZE: more than max_step_seqs.  ATTND_ENOTSUP:
 // tokens of a model whose prefixes cannot be cached (*info says why).  A partial last block that is
 // shared, or cached, gets a block of its own; the copies that must run before the first attend are
@@ -301,7 +311,8 @@ const kv_step_seq *kv_step_get(const kv_cache *kv, uint64_t session, uint64_t st
                                uint32_t *num_seqs, uint32_t *model);
 
 // kv_step_table returns the block table of sequence i of the step in a group, *num_entries long,
-// copies already in place.  Borrowed until the step ends.
+// copies already in place.  Entries behind the window of the step's first row may be UINT32_MAX: no
+// block.  Borrowed until the step ends.
 const uint32_t *kv_step_table(const kv_cache *kv, uint64_t step, uint32_t i, uint32_t group,
                               uint32_t *num_entries);
 
@@ -314,7 +325,8 @@ attnd_err kv_step_moves(const kv_cache *kv, uint64_t step, uint32_t i, const uin
                         attnd_errinfo *info);
 
 // kv_step_commit makes accepted[i] of the new tokens count (never fewer than the cached ones),
-// gives the other slots back and ends the step.
+// gives the other slots back, and blocks that no row behind the first one accepted sees
+// (kv_window.h), and ends the step.
 attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
                          uint32_t num_accepted, attnd_errinfo *info);
 

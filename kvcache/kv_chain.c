@@ -87,15 +87,16 @@ void kv_chain_find(const kv_cache *kv, uint32_t idx, const uint32_t *tokens, uin
     const kv_led_seq *s = &kv->seqs[idx];
     *out = (kv_prefix_hit){.node = KV_NONE, .partial = KV_NONE};
     if (can_find(kv, idx, tokens, new_len)) {
-        kv_prefix_find(kv, s->model, chain_of(kv, idx), tokens, new_len - 1, out);
+        kv_prefix_find(kv, s->model, chain_of(kv, idx), s->committed / block_tokens_of(kv, idx),
+                       tokens, new_len - 1, out);
     }
 }
 
 bool kv_chain_fetch(kv_cache *kv, uint32_t idx, const uint32_t *tokens, uint32_t new_len,
                     const kv_prefix_hit *found) {
-    uint32_t whole = found->blocks * block_tokens_of(kv, idx);
+    uint32_t whole = found->depth * block_tokens_of(kv, idx);
     return can_find(kv, idx, tokens, new_len) &&
-           kv_spill_fetch(kv, kv->seqs[idx].model, found->node, tokens + whole,
+           kv_spill_fetch(kv, kv->seqs[idx].model, found->deepest, tokens + whole,
                           new_len - 1 - whole);
 }
 

@@ -30,22 +30,22 @@
 //     | step_*     sequences and copies of open steps                                          |
 //     |----------------------------------------------------------------------------------------|
 //     | ids        token ids of the nodes, and of the last block of sequences that is not full |
-//     | tables     max_seq_blocks entries a (sequence, group); authoritative below the         |
-//     |            committed length, reservations of an open step behind it                    |
+//     | tables     max_seq_blocks entries a (sequence, group); authoritative from seqs.first   |
+//     |            to the committed length, reservations of an open step behind it             |
 //     +----------------------------------------------------------------------------------------+
 //
 // Authoritative words change by the redo record of an operation, all but table entries and token
 // ids: these are never in a record, but stored (kv_store) where no reader looks: behind the
-// committed length, in the table of a sequence that is not live, the ids of a node that is not
-// live, and in the place of a shared last block that an open step copies, where seqs.old_last has
-// the committed entry from before the store until after the commit, or until the entry is back.  It
-// may not be otherwise: the newest record is applied again after a crash, and would undo what was
-// stored to its words since.
+// committed length, before seqs.first, in the table of a sequence that is not live, the ids of a
+// node that is not live, and in the place of a shared last block that an open step copies, where
+// seqs.old_last has the committed entry from before the store until after the commit, or until the
+// entry is back.  It may not be otherwise: the newest record is applied again after a crash, and
+// would undo what was stored to its words since.
 //
 // Checksums.  A unit's is the sum of a hash of each of its words that is not 0, with its place; a
 // record that changes words holds the new checksums of their units among its writes, so they are
 // right whenever the record is applied or not at all.  A table's is the same sum over its committed
-// entries (kv_sum_entry), and changes with the committed length; so has what is kept of a
+// entries from seqs.first on (kv_sum_entry), and changes with these; so has what is kept of a
 // sequence's token ids.  A node's key is made of its ids.  Sums, since they follow from what
 // is added and taken away, whatever else the unit holds; memory that was never touched sums to 0.
 // Loop thread only.
@@ -68,7 +68,7 @@
 
 enum {
     KV_OWNER_BITS = 24,
-    KV_LEDGER_VERSION = 4,
+    KV_LEDGER_VERSION = 5,
     KV_SUM_BYTES = 256, // a unit
     KV_SUM_WORDS = KV_SUM_BYTES / 4,
     KV_REPLIES = KV_REPLY_WINDOW + 1, // the highest id and those below it
@@ -135,7 +135,7 @@ typedef struct kv_led_seq {
     uint32_t committed;                 // tokens
     uint32_t known;                     // of them, from the first on, whose ids are known
     uint32_t old_last[KV_MAX_GROUPS];   // committed entry behind a step's copy of it, or KV_NONE
-    uint32_t first[KV_MAX_GROUPS];      // first entry of the table that is in use; always 0
+    uint32_t first[KV_MAX_GROUPS];      // first entry of the table that names a block (kv_window.h)
     char name[KV_NAME_BYTES];           // "" = not kept, zero-padded
     uint64_t table_sums[KV_MAX_GROUPS]; // of the committed entries
     uint32_t chain, chain_generation;   // deepest node that it has of the prefix tree, + 1
@@ -213,6 +213,7 @@ typedef struct kv_step_aux {
 typedef struct kv_step_hit {
     uint32_t node, blocks; // the deepest whole one, held by the step; whole ones found
     uint32_t partial;      // of which rows are copied, held by the step
+    uint32_t first[KV_MAX_GROUPS]; // seqs.first before the step
 } kv_step_hit;
 
 typedef struct kv_class {
@@ -346,7 +347,8 @@ static inline uint32_t kv_blocks_of(uint32_t len, uint32_t block_tokens) {
     return len / block_tokens + (len % block_tokens != 0);
 }
 
-// kv_node_entry returns the table entry of a node in a group; KV_NONE when the node is spilled.
+// kv_node_entry returns the table entry of a node in a group; KV_NONE when the node is spilled, or
+// lacks a block of a group with a window.
 static inline uint32_t *kv_node_entry(const kv_cache *kv, uint32_t node, uint32_t group) {
     return group == 0 ? &kv->nodes[node].entry
                       : kv->node_more + (uint64_t)(group - 1) * kv->opts.prefix_blocks + node;

@@ -17,6 +17,7 @@
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_spill.h"
 #include "kvcache/kv_sum.h"
+#include "kvcache/kv_window.h"
 
 enum {
     AHEAD = 16, // blocks whose memory is fetched before they are compared
@@ -151,6 +152,14 @@ static uint32_t first_child(const kv_cache *kv, uint32_t model, uint32_t node) {
     return aux->uses & KV_CANDIDATE ? 0 : aux->down;
 }
 
+static bool has_all(const kv_cache *kv, uint32_t node, uint32_t num_groups) {
+    uint32_t g = 0;
+    while (g < num_groups && *kv_node_entry(kv, node, g) != KV_NONE) {
+        g++;
+    }
+    return g == num_groups;
+}
+
 static void find_partial(const kv_cache *kv, uint32_t model, const uint32_t *tokens, uint32_t num,
                          kv_prefix_hit *out) {
     uint32_t link = first_child(kv, model, out->node);
@@ -160,7 +169,8 @@ static void find_partial(const kv_cache *kv, uint32_t model, const uint32_t *tok
         while (same < num && ids[same] == tokens[same]) {
             same++;
         }
-        if (same > out->partial_tokens) {
+        if (same > out->partial_tokens &&
+            has_all(kv, link - 1, kv->models[model].spec.num_groups)) {
             out->partial = link - 1;
             out->partial_tokens = same;
         }
@@ -168,8 +178,41 @@ static void find_partial(const kv_cache *kv, uint32_t model, const uint32_t *tok
     }
 }
 
-void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, const uint32_t *tokens,
-                    uint32_t num, kv_prefix_hit *out) {
+// lacks says whether a node, block b of a sequence, lacks one that rows from place `at` on see;
+// *matters is false when such rows see none of the block in any group with a window.
+static bool lacks(const kv_cache *kv, const kv_model_spec *spec, uint32_t node, uint32_t b,
+                  uint64_t at, bool *matters) {
+    *matters = false;
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        const kv_group_spec *group = &spec->groups[g];
+        if (group->window_left >= 0 && b >= kv_window_first(kv, group, at)) {
+            *matters = true;
+            if (*kv_node_entry(kv, node, g) == KV_NONE) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+// trim shortens what was found until it has all that rows behind it see.
+static void trim(const kv_cache *kv, uint32_t model, uint32_t before, kv_prefix_hit *out) {
+    const kv_model_spec *spec = &kv->models[model].spec;
+    uint32_t node = out->node;
+    bool matters = true;
+    for (uint32_t b = out->blocks; matters && b > 0; b--) {
+        uint64_t at = (uint64_t)(before + out->blocks) * spec->groups[0].block_tokens;
+        bool ends = lacks(kv, spec, node, before + b - 1, at, &matters);
+        node = kv_prefix_parent(kv, node);
+        if (ends) {
+            out->node = node;
+            out->blocks = b - 1;
+        }
+    }
+}
+
+void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, uint32_t before,
+                    const uint32_t *tokens, uint32_t num, kv_prefix_hit *out) {
     uint32_t block_tokens = block_tokens_of(kv, model), full = num / block_tokens;
     uint32_t keys[AHEAD], key = key_of(kv, model, from);
     *out = (kv_prefix_hit){.node = from, .partial = KV_NONE};
@@ -190,9 +233,12 @@ void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, const uin
         }
         key = keys[batch - 1];
     }
+    out->deepest = out->node;
+    out->depth = out->blocks;
+    trim(kv, model, before, out);
     uint32_t left = num - out->blocks * block_tokens;
     find_partial(kv, model, tokens + (size_t)out->blocks * block_tokens,
-                 left < block_tokens ? left : block_tokens, out);
+                 left < block_tokens ? left : block_tokens - 1, out);
 }
 
 uint32_t kv_prefix_parent(const kv_cache *kv, uint32_t node) {
@@ -382,18 +428,28 @@ static void make_node(kv_cache *kv, uint32_t node, const kv_led_node *live,
     }
 }
 
-// join makes a node that is there the chain of a sequence; a spilled one gets its blocks.
+// join makes a node that is there the chain of a sequence; one that is spilled, or lacks some, gets
+// its blocks.
 static void join(kv_cache *kv, uint32_t node, const uint32_t *entries, uint32_t seq_idx) {
     const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
     const kv_led_spill was = kv_spilled(kv, node) ? kv->spills[node] : (kv_led_spill){0};
+    uint32_t filled = 0; // a bit a group
     kv_prefix_hold(kv, node);
     kv_redo_begin(kv);
     put_chain(kv, seq_idx, node, kv->nodes[node].generation);
-    for (uint32_t g = 0; was.tier && g < spec->num_groups; g++) {
-        kv_redo_put(kv, kv_node_entry(kv, node, g), entries[g]);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        if (entries[g] != KV_NONE && *kv_node_entry(kv, node, g) == KV_NONE) {
+            kv_redo_put(kv, kv_node_entry(kv, node, g), entries[g]);
+            filled |= UINT32_C(1) << g;
+        }
     }
     kv_spill_leave(kv, node);
     kv_redo_commit(kv);
+    for (uint32_t g = 0; !was.tier && g < spec->num_groups; g++) {
+        if (filled >> g & 1) {
+            kv_pool_index_block(kv, entries[g]);
+        }
+    }
     if (was.tier) {
         kv_spill_left(kv, node, &was);
         kv_prefix_rejoin(kv, node);
@@ -474,6 +530,34 @@ static void give_up_blocks(kv_cache *kv, uint32_t node, const kv_model_spec *spe
             kv->tenant_aux[spec->tenant].cached--;
         }
     }
+}
+
+uint32_t kv_prefix_shrink(kv_cache *kv, uint32_t node) {
+    const kv_model_spec *spec = &kv->models[kv_node_model(kv, node)].spec;
+    uint32_t entries[KV_MAX_GROUPS], num = 0;
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t entry = *kv_node_entry(kv, node, g);
+        bool goes = spec->groups[g].window_left >= 0 && entry != KV_NONE;
+        entries[g] = goes && kv_pool_is_cached(kv, entry) ? entry : KV_NONE;
+        num += entries[g] != KV_NONE;
+    }
+    if (num == 0) {
+        return 0;
+    }
+    ATTND_ASSERT(kv->node_aux[node].uses > 0 && !(kv->node_aux[node].uses & KV_CANDIDATE));
+    kv_redo_begin(kv);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        if (entries[g] != KV_NONE) {
+            kv_redo_put(kv, kv_node_entry(kv, node, g), KV_NONE);
+        }
+    }
+    kv_redo_commit(kv);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        if (entries[g] != KV_NONE && kv_pool_unindex(kv, entries[g])) {
+            kv->tenant_aux[spec->tenant].cached--;
+        }
+    }
+    return num;
 }
 
 // free_node makes a node free that is in no list any more.

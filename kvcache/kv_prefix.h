@@ -15,6 +15,10 @@
 // nor has any behind it.  References to blocks are apart (kv_pool.h): a block of a quiet node has
 // none, a block without one is cached.
 //
+// A node may lack its block of a group with a window: sequences that go on behind it need it no
+// more, but it is cached for others that end there, until blocks are needed (kv_window.h).  A hit
+// may go through such a node, but end only where the blocks are there that rows behind it see.
+//
 // Nodes and their table entries are authoritative, and their token ids; links, users, ranks and the
 // hash buckets are derived.  Only models whose groups have equal block_tokens have a tree.
 // Loop thread only.
@@ -35,12 +39,14 @@ typedef struct kv_prefix_hit {
     uint32_t blocks;         // whole ones that were found
     uint32_t partial;        // node behind it that begins with the tokens that follow, KV_NONE
     uint32_t partial_tokens; // of these
+    uint32_t deepest, depth; // as node and blocks, whatever blocks nodes lack
 } kv_prefix_hit;
 
-// kv_prefix_find looks tokens [num] up behind a node (KV_NONE: they are the first ones).  Nothing
-// changes, what was found is not pinned.
-void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, const uint32_t *tokens,
-                    uint32_t num, kv_prefix_hit *out);
+// kv_prefix_find looks tokens [num] up behind a node (KV_NONE: they are the first ones), which lies
+// behind `before` blocks.  What is found has all blocks that rows behind it see.  Nothing changes,
+// what was found is not pinned.
+void kv_prefix_find(const kv_cache *kv, uint32_t model, uint32_t from, uint32_t before,
+                    const uint32_t *tokens, uint32_t num, kv_prefix_hit *out);
 
 // kv_prefix_parent returns the node before one, KV_NONE for the first of a path.
 uint32_t kv_prefix_parent(const kv_cache *kv, uint32_t node);
@@ -60,11 +66,16 @@ void kv_prefix_raise(kv_cache *kv, uint32_t node, uint32_t seq_idx);
 
 // kv_prefix_insert returns the child of parent (KV_NONE: of the root), which must have a user, with
 // tokens [block_tokens], and adds a user; it is made with the blocks entries [num_groups], in use,
-// when there is none, and a spilled one gets these blocks.  depth: blocks before it.  KV_NONE: no
-// node is free, and nothing was evicted for it.  Committed by the record that makes the node live,
-// which says too that it is the chain of sequence seq_idx.
+// when there is none, and one that is spilled, or lacks some, gets these blocks.  depth: blocks
+// before it.  KV_NONE: no node is free, and nothing was evicted for it.  Committed by the record
+// that makes the node live, which says too that it is the chain of sequence seq_idx.
 uint32_t kv_prefix_insert(kv_cache *kv, uint32_t model, uint32_t parent, const uint32_t *tokens,
                           const uint32_t *entries, uint32_t depth, uint32_t seq_idx);
+
+// kv_prefix_shrink gives back the cached blocks that a node with users has in groups with a window,
+// and returns how many: the node lacks them from then on, until a sequence commits its tokens
+// again.  Committed by the record that says so.
+uint32_t kv_prefix_shrink(kv_cache *kv, uint32_t node);
 
 // kv_prefix_remove takes a leaf without users, a parked node, or one that leaves, out of the tree,
 // and gives its cached blocks back; a model of which it was the last is forgotten when nothing else

@@ -225,10 +225,11 @@ static bool tables_good(const kv_cache *kv, uint32_t idx) {
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         uint32_t n = kv_blocks_of(s->committed, spec->groups[g].block_tokens);
         uint64_t sum = 0;
-        for (uint32_t b = 0; n <= kv->opts.max_seq_blocks && b < n; b++) {
+        for (uint32_t b = s->first[g]; n <= kv->opts.max_seq_blocks && b < n; b++) {
             sum += kv_sum_entry(b, committed_entry(kv, idx, g, b, n));
         }
-        if (n > kv->opts.max_seq_blocks || sum != s->table_sums[g]) {
+        if (n > kv->opts.max_seq_blocks || s->first[g] > n || sum != s->table_sums[g] ||
+            (s->first[g] > 0 && spec->groups[g].window_left < 0)) {
             return false;
         }
     }
@@ -264,6 +265,20 @@ static void drop_seq(taking *t, uint32_t idx) {
     kv_redo_commit(t->kv);
 }
 
+// clear_behind stores that there are no blocks behind windows, if the process was killed before it
+// did.
+static void clear_behind(kv_cache *kv, uint32_t idx) {
+    const kv_led_seq *s = &kv->seqs[idx];
+    for (uint32_t g = 0; g < kv->models[s->model].spec.num_groups; g++) {
+        uint32_t *table = kv_table(kv, idx, g);
+        for (uint32_t b = s->first[g]; b-- > 0;) {
+            if (table[b] != KV_NONE) {
+                kv_store(&table[b], KV_NONE);
+            }
+        }
+    }
+}
+
 // put_back puts the committed entries back into the tables, then says so.
 static void put_back(kv_cache *kv, uint32_t idx) {
     const kv_led_seq *s = &kv->seqs[idx];
@@ -295,6 +310,7 @@ static bool take_seq(taking *t, uint32_t idx) {
     if (!spec || spec->tenant != s->tenant || (!held && !s->name[0]) || !claim(t, idx)) {
         return false;
     }
+    clear_behind(kv, idx);
     put_back(kv, idx);
     if (!held && s->session != 0) {
         uint64_t ends =

@@ -66,9 +66,20 @@ static void take_entry(regrowing *r, uint32_t node, uint32_t class_idx, uint32_t
     }
 }
 
-// has_all says whether there is no image any more, or it has the block of every group.
-static bool has_all(const kv_led_spill *spill, uint32_t num_groups) {
-    return spill->tier == KV_SPILL_LOST || spill->groups == (UINT32_C(1) << num_groups) - 1;
+// may_lack says whether a node may be without a block of a group.
+static bool may_lack(const kv_model_spec *spec, uint32_t g) {
+    return spec->groups[g].window_left >= 0;
+}
+
+// has_all says whether there is no image any more, or it has the block of every group that needs
+// one.
+static bool has_all(const kv_led_spill *spill, const kv_model_spec *spec) {
+    uint32_t most = (UINT32_C(1) << spec->num_groups) - 1, least = 0;
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        least |= may_lack(spec, g) ? 0 : UINT32_C(1) << g;
+    }
+    return spill->tier == KV_SPILL_LOST ||
+           (spill->groups && (spill->groups & ~most) == 0 && (spill->groups & least) == least);
 }
 
 static bool is_good(const regrowing *r, uint32_t node) {
@@ -77,7 +88,7 @@ static bool is_good(const regrowing *r, uint32_t node) {
     uint32_t model = kv_node_model(kv, node), parent = kv_prefix_parent(kv, node);
     const kv_model_spec *spec = kv_model_get(kv, model);
     if (!spec || kv_prefix_can(kv, spec, NULL) ||
-        (kv_spilled(kv, node) && !has_all(&kv->spills[node], spec->num_groups)) ||
+        (kv_spilled(kv, node) && !has_all(&kv->spills[node], spec)) ||
         (parent != KV_NONE && kv_spilled(kv, parent) && !kv_spilled(kv, node)) ||
         (parent != KV_NONE && (kv->nodes[parent].generation != n->parent_generation ||
                                kv_node_model(kv, parent) != model)) ||
@@ -86,7 +97,8 @@ static bool is_good(const regrowing *r, uint32_t node) {
     }
     for (uint32_t g = 0; g < spec->num_groups; g++) {
         uint32_t entry = *kv_node_entry(kv, node, g);
-        if (kv_spilled(kv, node) != (entry == KV_NONE) ||
+        bool none = kv_spilled(kv, node), may = none || may_lack(spec, g);
+        if ((entry == KV_NONE ? !may : none) ||
             (entry != KV_NONE && !can_have(r, model, kv->model_aux[model].classes[g], entry))) {
             return false;
         }

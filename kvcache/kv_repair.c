@@ -126,7 +126,7 @@ static void clear_node(repair *r, uint32_t i) {
     put_zeros(r->kv, n, sizeof(*n), NULL);
 }
 
-// clear_entry: a node lacks the block then, and is dropped.
+// clear_entry: a node lacks the block then, and is dropped unless it may.
 static void clear_entry(repair *r, uint32_t i) {
     kv_redo_put(r->kv, &r->kv->node_more[i], KV_NONE);
 }

@@ -16,6 +16,7 @@
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_session.h"
 #include "kvcache/kv_sum.h"
+#include "kvcache/kv_window.h"
 
 uint32_t kv_seq_index(const kv_cache *kv, uint64_t seq) {
     uint32_t idx = (uint32_t)seq;
@@ -202,8 +203,8 @@ attnd_err kv_seq_create_priority(kv_cache *kv, kv_request rq, uint32_t model, ui
     return ATTND_OK;
 }
 
-// share_blocks fills the table of a sequence that is not live yet with the committed blocks of
-// another: behind an open step's copy of the last block lies the committed one.
+// share_blocks fills the table of a sequence that is not live yet with the committed blocks that
+// another has: behind an open step's copy of the last block lies the committed one.
 static void share_blocks(kv_cache *kv, uint32_t from, uint32_t to) {
     const kv_led_seq *parent = &kv->seqs[from];
     const kv_model_spec *spec = &kv->models[parent->model].spec;
@@ -213,9 +214,12 @@ static void share_blocks(kv_cache *kv, uint32_t from, uint32_t to) {
         uint32_t num = kv_blocks_of(parent->committed, spec->groups[g].block_tokens);
         for (uint32_t b = 0; b < num; b++) {
             bool replaced = b == num - 1 && parent->old_last[g] != KV_NONE;
-            kv_store(&dst[b], replaced ? parent->old_last[g] : src[b]);
-            if (b >= parent->first[g]) {
-                kv_pool_hold(kv, dst[b]);
+            uint32_t entry = b < parent->first[g] ? KV_NONE
+                             : replaced           ? parent->old_last[g]
+                                                  : src[b];
+            kv_store(&dst[b], entry);
+            if (entry != KV_NONE) {
+                kv_pool_hold(kv, entry);
             }
         }
     }
@@ -260,9 +264,10 @@ void kv_seq_hold_block(kv_cache *kv, uint32_t tenant, uint32_t entry) {
 
 void kv_seq_give_blocks(kv_cache *kv, uint32_t idx, uint32_t group, uint32_t from, uint32_t to) {
     const uint32_t *table = kv_table(kv, idx, group);
-    uint32_t first = kv->seqs[idx].first[group];
-    for (uint32_t b = from > first ? from : first; b < to; b++) {
-        kv_seq_give_block(kv, kv->seqs[idx].tenant, table[b]);
+    for (uint32_t b = from; b < to; b++) {
+        if (table[b] != KV_NONE) {
+            kv_seq_give_block(kv, kv->seqs[idx].tenant, table[b]);
+        }
     }
 }
 
@@ -282,7 +287,8 @@ static void free_seq(kv_cache *kv, kv_request rq, uint32_t idx) {
     kv_redo_commit(kv);
     const kv_model_spec *spec = &kv->models[s->model].spec;
     for (uint32_t g = 0; g < spec->num_groups; g++) {
-        kv_seq_give_blocks(kv, idx, g, 0, kv_blocks_of(s->committed, spec->groups[g].block_tokens));
+        kv_seq_give_blocks(kv, idx, g, s->first[g],
+                           kv_blocks_of(s->committed, spec->groups[g].block_tokens));
     }
     kv_chain_drop(kv, idx);
     if (s->name[0]) {
@@ -306,6 +312,24 @@ attnd_err kv_seq_free(kv_cache *kv, kv_request rq, uint64_t seq, attnd_errinfo *
     return ATTND_OK;
 }
 
+// put_cut puts what truncating to len changes of a sequence's tables.  What is left begins where it
+// did, since kv_window_check said that len needs nothing before that; of length 0 it begins anew.
+static void put_cut(kv_cache *kv, uint32_t idx, uint32_t len) {
+    kv_led_seq *s = &kv->seqs[idx];
+    const kv_model_spec *spec = &kv->models[s->model].spec;
+    kv_redo_put(kv, &s->committed, len);
+    for (uint32_t g = 0; g < spec->num_groups; g++) {
+        uint32_t block_tokens = spec->groups[g].block_tokens;
+        uint32_t end = kv_blocks_of(len, block_tokens);
+        uint64_t gone = kv_sum_entries(kv_table(kv, idx, g), len > 0 ? end : s->first[g],
+                                       kv_blocks_of(s->committed, block_tokens));
+        kv_redo_put64(kv, &s->table_sums[g], s->table_sums[g] - gone);
+        if (len == 0 && s->first[g] > 0) {
+            kv_redo_put(kv, &s->first[g], 0);
+        }
+    }
+}
+
 // Committed by the record that holds the length.
 attnd_err kv_seq_truncate(kv_cache *kv, kv_request rq, uint64_t seq, uint32_t len,
                           attnd_errinfo *info) {
@@ -320,15 +344,12 @@ attnd_err kv_seq_truncate(kv_cache *kv, kv_request rq, uint64_t seq, uint32_t le
         return attnd_fail(info, ATTND_EINVAL, "len", "the sequence has %u tokens, not %u", before,
                           len);
     }
+    if (len > 0 && len < before && (err = kv_window_check(kv, idx, len, "len", info))) {
+        return err;
+    }
     const kv_model_spec *spec = &kv->models[s->model].spec;
     kv_redo_begin(kv);
-    kv_redo_put(kv, &s->committed, len);
-    for (uint32_t g = 0; g < spec->num_groups; g++) {
-        uint32_t block_tokens = spec->groups[g].block_tokens;
-        uint64_t gone = kv_sum_entries(kv_table(kv, idx, g), kv_blocks_of(len, block_tokens),
-                                       kv_blocks_of(before, block_tokens));
-        kv_redo_put64(kv, &s->table_sums[g], s->table_sums[g] - gone);
-    }
+    put_cut(kv, idx, len);
     kv_chain_put_cut(kv, idx, len);
     kv_reply_put(kv, rq, KV_OP_TRUNCATE, seq, 0);
     kv_redo_commit(kv);
@@ -462,17 +483,22 @@ uint64_t kv_expire(kv_cache *kv, uint64_t now_ms) {
 static uint32_t blocks_of(const kv_cache *kv, uint32_t idx) {
     const kv_led_seq *s = &kv->seqs[idx];
     const kv_model_spec *spec = &kv->models[s->model].spec;
-    uint32_t len = s->committed, blocks = 0;
+    uint32_t len = s->committed, blocks = 0, found = 0;
     uint32_t step = kv->seq_aux[idx].step;
     if (step) {
-        const kv_step_seq *in = kv->step_seqs + (uint64_t)(step - 1) * kv->opts.max_step_seqs;
-        while ((uint32_t)in->seq != idx) {
-            in++;
+        uint64_t at = (uint64_t)(step - 1) * kv->opts.max_step_seqs;
+        while ((uint32_t)kv->step_seqs[at].seq != idx) {
+            at++;
         }
-        len += in->new_len + in->reserve;
+        len += kv->step_seqs[at].new_len + kv->step_seqs[at].reserve;
+        found = kv->step_hits[at].blocks;
     }
     for (uint32_t g = 0; g < spec->num_groups; g++) {
-        blocks += kv_blocks_of(len, spec->groups[g].block_tokens) + (s->old_last[g] != KV_NONE);
+        const kv_group_spec *group = &spec->groups[g];
+        uint32_t have = kv_blocks_of(s->committed, group->block_tokens);
+        uint32_t left_out = kv_window_found(kv, group, have, found) - have;
+        blocks += kv_blocks_of(len, group->block_tokens) - s->first[g] - left_out;
+        blocks += s->old_last[g] != KV_NONE;
     }
     return blocks;
 }

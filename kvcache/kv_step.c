@@ -15,6 +15,9 @@
 // counted, so what makes room for the step does not take it away.  Whole blocks go into the table
 // as reservations do.  The first rows of one more block are copied into the sequence's own, which
 // ties that block up until the step ends: if the step does not fit so, it does without.
+// Of a group with a window only found blocks that its rows see are taken over (kv_window.h).
+#include <string.h>
+
 #include "kvcache/kv_chain.h"
 #include "kvcache/kv_evict.h"
 #include "kvcache/kv_model.h"
@@ -23,6 +26,7 @@
 #include "kvcache/kv_seq.h"
 #include "kvcache/kv_session.h"
 #include "kvcache/kv_sum.h"
+#include "kvcache/kv_window.h"
 
 static kv_copy *copies_of(const kv_cache *kv, uint32_t step) {
     return kv->step_copies + (uint64_t)step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
@@ -119,6 +123,42 @@ static attnd_err check_len(const opening *o, uint32_t idx, const kv_step_seq *s,
                       (unsigned long long)most);
 }
 
+// window_of returns the first block of a group that sequence i of a step has once the step is
+// committed.
+static uint32_t window_of(const kv_cache *kv, const kv_model_spec *spec, uint32_t step, uint32_t i,
+                          uint32_t g) {
+    const kv_step_hit *hit = hit_of(kv, step, i);
+    uint32_t idx = (uint32_t)kv->step_seqs[(uint64_t)step * kv->opts.max_step_seqs + i].seq;
+    uint64_t at = kv->seqs[idx].committed + (uint64_t)hit->blocks * spec->groups[g].block_tokens;
+    uint32_t first = kv_window_first(kv, &spec->groups[g], at);
+    return first > hit->first[g] ? first : hit->first[g];
+}
+
+// hold_partial adds references to blocks of which rows are copied for a sequence, or drops them.
+static void hold_partial(const opening *o, const kv_step_hit *hit, bool hold) {
+    for (uint32_t g = 0; hit->partial && g < o->spec->num_groups; g++) {
+        uint32_t entry = *kv_node_entry(o->kv, hit->partial - 1, g);
+        (hold ? kv_seq_hold_block : kv_seq_give_block)(o->kv, o->spec->tenant, entry);
+    }
+}
+
+// hold_found adds references to the blocks that sequence i takes over, or drops them.
+static void hold_found(const opening *o, uint32_t i, bool hold) {
+    const kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    uint32_t committed = o->kv->seqs[(uint32_t)o->seqs[i].seq].committed, node = hit->node - 1;
+    uint32_t have = kv_blocks_of(committed, o->spec->groups[0].block_tokens);
+    for (uint32_t b = have + hit->blocks; hit->node && b-- > have;) {
+        for (uint32_t g = 0; g < o->spec->num_groups; g++) {
+            if (b >= kv_window_found(o->kv, &o->spec->groups[g], have, hit->blocks)) {
+                uint32_t entry = *kv_node_entry(o->kv, node, g);
+                (hold ? kv_seq_hold_block : kv_seq_give_block)(o->kv, o->spec->tenant, entry);
+            }
+        }
+        node = kv_prefix_parent(o->kv, node);
+    }
+    hold_partial(o, hit, hold);
+}
+
 // look_up finds what the prefix cache has of sequence i's tokens, and holds it.
 static void look_up(opening *o, uint32_t i, uint32_t idx) {
     kv_prefix_hit found;
@@ -127,6 +167,7 @@ static void look_up(opening *o, uint32_t i, uint32_t idx) {
     uint32_t block_tokens = o->spec->groups[0].block_tokens;
     kv_chain_find(o->kv, idx, s->tokens, s->new_len, &found);
     *hit = (kv_step_hit){.blocks = found.blocks};
+    memcpy(hit->first, o->kv->seqs[idx].first, sizeof(hit->first));
     s->cached = found.blocks * block_tokens + found.partial_tokens;
     if (found.blocks > 0) {
         hit->node = found.node + 1;
@@ -136,6 +177,7 @@ static void look_up(opening *o, uint32_t i, uint32_t idx) {
         hit->partial = found.partial + 1;
         kv_prefix_hold(o->kv, found.partial);
     }
+    hold_found(o, i, true);
     if (o->waits) {
         o->fetches |= kv_chain_fetch(o->kv, idx, s->tokens, s->new_len, &found);
     }
@@ -176,6 +218,9 @@ static attnd_err claim(opening *o, uint32_t i, bool *may_wait, attnd_errinfo *in
         return attnd_fail(info, ATTND_EBUSY, "seq", "sequence %llx has an open step", handle);
     }
     err = check_len(o, idx, s, may_wait, info);
+    if (err == ATTND_OK && s->q_len > 0) {
+        err = kv_window_check(kv, idx, (int64_t)kv->seqs[idx].committed - s->q_len, "q_len", info);
+    }
     if (err == ATTND_OK && s->tokens) {
         err = kv_prefix_can(kv, o->spec, info);
     }
@@ -185,12 +230,13 @@ static attnd_err claim(opening *o, uint32_t i, bool *may_wait, attnd_errinfo *in
     look_up(o, i, idx);
     for (uint32_t g = 0; g < o->spec->num_groups; g++) {
         demand d = demand_of(o, idx, g, s);
-        uint32_t found = hit_of(kv, o->step, i)->blocks;
-        uint64_t take = d.want - d.have - found + (d.copy_tokens > 0);
+        uint32_t blocks = hit_of(kv, o->step, i)->blocks;
+        uint64_t take = d.want - d.have - blocks + (d.copy_tokens > 0);
+        uint32_t found = d.have + blocks - kv_window_found(kv, &o->spec->groups[g], d.have, blocks);
         kv_need *need = need_of(o, g);
         need->take += take;
         need->found += found;
-        need->held += d.have;
+        need->held += d.have - kv->seqs[idx].first[g];
         o->take += take;
         o->found += found;
     }
@@ -201,6 +247,7 @@ static attnd_err claim(opening *o, uint32_t i, bool *may_wait, attnd_errinfo *in
 static void unclaim(const opening *o, uint32_t num) {
     for (uint32_t i = 0; i < num; i++) {
         o->kv->seq_aux[(uint32_t)o->seqs[i].seq].step = 0;
+        hold_found(o, i, false);
         drop_hit(o->kv, hit_of(o->kv, o->step, i));
     }
 }
@@ -214,7 +261,7 @@ static void mark_held(opening *o, uint32_t i, uint32_t g, bool mark) {
     const uint32_t *table = kv_table(o->kv, idx, g);
     uint32_t have = kv_blocks_of(o->kv->seqs[idx].committed, o->spec->groups[g].block_tokens);
     kv_need *need = need_of(o, g);
-    for (uint32_t b = 0; b < have; b++) {
+    for (uint32_t b = o->kv->seqs[idx].first[g]; b < have; b++) {
         bool new_block = false, new_slab = false;
         if (mark) {
             kv_pool_mark(o->kv, table[b], &new_block, &new_slab);
@@ -267,10 +314,23 @@ static bool over_quota(const opening *o) {
     return quota > 0 && o->take > 0 && (uint64_t)has->blocks + has->cached + o->take > quota;
 }
 
+// fits_behind says whether the step has its blocks once those behind windows made way: of what was
+// found for it first.
+static bool fits_behind(const opening *o) {
+    bool fits = false;
+    for (uint32_t i = 0; !fits && i <= o->num_seqs; i++) {
+        uint32_t found = i < o->num_seqs ? hit_of(o->kv, o->step, i)->node : 0;
+        fits = (found || i == o->num_seqs) &&
+               kv_window_evict_for(o->kv, found ? found - 1 : KV_NONE, o->spec->tenant, o->needs,
+                                   o->num_needs, o->take);
+    }
+    return fits;
+}
+
 // fits says whether the step has its blocks, once cached ones that nobody uses made way.
 static bool fits(const opening *o) {
     return (!over_quota(o) && kv_pool_fits(o->kv, o->needs, o->num_needs)) ||
-           kv_evict_for(o->kv, o->spec->tenant, o->needs, o->num_needs, o->take);
+           kv_evict_for(o->kv, o->spec->tenant, o->needs, o->num_needs, o->take) || fits_behind(o);
 }
 
 // fits_whole does without rows to be copied.
@@ -280,6 +340,7 @@ static bool fits_whole(const opening *o) {
     for (uint32_t i = 0; i < o->num_seqs; i++) {
         kv_step_hit *hit = hit_of(o->kv, o->step, i);
         any |= hit->partial != 0;
+        hold_partial(o, hit, false);
         drop_partial(o->kv, hit);
         o->seqs[i].cached = hit->blocks * block_tokens;
     }
@@ -338,10 +399,10 @@ static void add_copy(const opening *o, uint32_t i, kv_copy copy) {
 static uint32_t take_found(const opening *o, uint32_t i, uint32_t g, uint32_t have, uint32_t last) {
     kv_cache *kv = o->kv;
     const kv_step_hit *hit = hit_of(kv, o->step, i);
+    uint32_t first = kv_window_found(kv, &o->spec->groups[g], have, hit->blocks);
     uint32_t *table = kv_table(kv, (uint32_t)o->seqs[i].seq, g), node = hit->node - 1;
     for (uint32_t b = have + hit->blocks; b-- > have;) {
-        uint32_t entry = *kv_node_entry(kv, node, g);
-        kv_seq_hold_block(kv, o->spec->tenant, entry);
+        uint32_t entry = b >= first ? *kv_node_entry(kv, node, g) : KV_NONE;
         kv_store(&table[b], entry);
         node = kv_prefix_parent(kv, node);
     }
@@ -352,7 +413,6 @@ static uint32_t take_found(const opening *o, uint32_t i, uint32_t g, uint32_t ha
 static void copy_found(const opening *o, uint32_t i, uint32_t g, uint32_t dst) {
     const kv_step_hit *hit = hit_of(o->kv, o->step, i);
     uint32_t src = *kv_node_entry(o->kv, hit->partial - 1, g);
-    kv_seq_hold_block(o->kv, o->spec->tenant, src);
     add_copy(o, i,
              (kv_copy){.group = g,
                        .src = src,
@@ -593,17 +653,26 @@ static void put_back(const ending *e) {
     }
 }
 
-// put_sums puts the checksums of the tables of sequence i that change.  *n counts the step's
-// copies, which are in the order of sequences and groups.
-static void put_sums(const ending *e, uint32_t i, uint32_t *n) {
+// put_tables puts where the tables of sequence i begin and their checksums, if these change.  *n
+// counts the step's copies, which are in the order of sequences and groups.
+static void put_tables(const ending *e, uint32_t i, uint32_t *n) {
     kv_cache *kv = e->kv;
     uint32_t idx = (uint32_t)e->seqs[i].seq, committed = e->seqs[i].committed;
     for (uint32_t g = 0; g < e->spec->num_groups; g++) {
         uint32_t block_tokens = e->spec->groups[g].block_tokens;
         uint32_t have = kv_blocks_of(committed, block_tokens);
         uint32_t want = kv_blocks_of(committed + accepted_of(e, i), block_tokens);
+        uint32_t before = kv->seqs[idx].first[g], first = before;
+        const uint32_t *table = kv_table(kv, idx, g);
         uint64_t sum = kv->seqs[idx].table_sums[g];
-        sum += kv_sum_entries(kv_table(kv, idx, g), have, want);
+        if (accepted_of(e, i) > 0) {
+            first = window_of(kv, e->spec, e->step, i, g);
+        }
+        if (first != before) {
+            kv_redo_put(kv, &kv->seqs[idx].first[g], first);
+        }
+        sum -= kv_sum_entries(table, before, first < have ? first : have);
+        sum += kv_sum_entries(table, first > have ? first : have, want);
         const kv_copy *copy = &copies_of(kv, e->step)[*n];
         uint32_t of = KV_NONE;
         if (*n < kv->step_aux[e->step].num_copies) {
@@ -635,7 +704,7 @@ static void publish_end(const ending *e, kv_request rq, kv_op op, uint64_t step)
     }
     uint32_t *values = kv_reply_put(kv, rq, op, step, op == KV_OP_COMMIT ? e->num_seqs : 0);
     for (uint32_t i = 0, copies = 0; i < e->num_seqs; i++) {
-        put_sums(e, i, &copies);
+        put_tables(e, i, &copies);
         kv_chain_put(kv, (uint32_t)e->seqs[i].seq, accepted_of(e, i), tokens_of(e, i),
                      hit_of(kv, e->step, i));
         uint32_t len = e->seqs[i].committed + accepted_of(e, i);
@@ -668,6 +737,9 @@ static void finish(const ending *e) {
         }
         kv_step_hit *hit = hit_of(kv, e->step, i);
         kv_chain_committed(kv, idx, s->committed, tokens_of(e, i), hit);
+        for (uint32_t g = 0; g < e->spec->num_groups; g++) {
+            kv_window_give(kv, idx, g, hit->first[g], kv->seqs[idx].first[g]);
+        }
         drop_hit(kv, hit);
         kv->seq_aux[idx].step = 0;
     }

@@ -114,6 +114,8 @@ enum {
     PROTO_MAX_JSON_BYTES = 1 << 20,
     PROTO_MAX_JSON_DEPTH = 8,
     PROTO_REQUEST_WINDOW = 64,
+    PROTO_TRUNCATE_TOKENS = 64, // that seq_truncate can take off the place where the last commit
+                                // began, whatever windows layers have
 };
 
 // XX(NAME, code, "name")
@@ -182,6 +184,9 @@ typedef struct proto_seq_create {
 typedef struct proto_seq {
     uint64_t seq;      //  0: handle
     uint32_t len;      //  8: seq_truncate: new length; replies: committed length; else 0
+                       //     Layers with a left window may have lost what lies behind it: ENOTSUP
+                       //     for a length over PROTO_TRUNCATE_TOKENS before where the last commit
+                       //     that accepted tokens began, unless it is 0
     uint32_t reserved; // 12
 } proto_seq;
 
@@ -217,6 +222,8 @@ typedef struct proto_step_seq {
     uint64_t seq;           //  0
     uint32_t new_len;       //  8: new tokens, cached ones included; 0 = read only
     uint32_t q_len;         // 12: query rows when new_len = 0; else 0 (then new_len - cached)
+                            //     ENOTSUP for rows that see tokens which layers with a left window
+                            //     have lost; rows committed last can always be read
     uint32_t reserve;       // 16: extra slots
     uint32_t tokens_off;    // 20: uint32 token ids [new_len], for the prefix cache; 0 = none.
                             //     ENOTSUP for a model whose prefixes cannot be cached

@@ -37,6 +37,7 @@ static attnd_err make_cache(srv_core *core, int ledger_fd, attnd_errinfo *info) 
         .prefix_blocks = prefix_blocks(conf),
         .prefix_block_tokens = conf->prefixes ? (uint32_t)conf->prefix_block_tokens : 0,
         .policy = kv_policy_find(conf->eviction),
+        .window_margin = PROTO_TRUNCATE_TOKENS,
     };
     return srv_resume_cache(&core->kv, core->arena, &opts, ledger_fd, info);
 }

@@ -62,6 +62,12 @@ static void opened(srv_step *step, attnd_err err, const attnd_errinfo *info) {
         attnd_err again = proto_read(rq->msg, &body, sizeof(body), false, &unused);
         ATTND_ASSERT(!again);
     } else {
+        attnd_errinfo stale;
+        if (err == ATTND_ENOTSUP && step->recompute) { // the length is the same, but not the tokens
+            info = &stale;
+            err = attnd_fail(&stale, ATTND_ESTALE, "request",
+                             "what the request computed from was given back");
+        }
         srv_reply_error(rq, err, info);
         return;
     }
@@ -134,6 +140,7 @@ static attnd_err read_again(srv_core *core, srv_step *step, const kv_reply *kept
                               "sequence %u no longer has the length that the request left", i);
         }
         step->kv_seqs[i].new_len = 0;
+        step->kv_seqs[i].q_len = step->seqs[i].rows;
     }
     step->recompute = true;
     return ATTND_OK;

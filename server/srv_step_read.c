@@ -27,6 +27,7 @@ attnd_err srv_step_set_lens(srv_core *core, srv_step *step, uint32_t i, uint32_t
                           "over %llu rows in a step", (unsigned long long)core->conf.step_rows);
     }
     step->kv_seqs[i].new_len = new_len;
+    step->kv_seqs[i].q_len = q_len;
     step->seqs[i].rows = new_len + q_len;
     return ATTND_OK;
 }

@@ -173,6 +173,8 @@ attnd_err attnd_seq_create_priority(attnd_client *c, uint32_t model, uint32_t pr
                                     uint64_t *seq, attnd_errinfo *info);
 attnd_err attnd_seq_fork(attnd_client *c, uint64_t seq, uint64_t *forked, uint32_t *len,
                          attnd_errinfo *info);
+// attnd_seq_truncate: for a model whose layers have left windows, ATTND_ENOTSUP for a length over
+// 64 tokens before where the last commit began: what rows there see was given back.  0 is possible.
 attnd_err attnd_seq_truncate(attnd_client *c, uint64_t seq, uint32_t len, attnd_errinfo *info);
 attnd_err attnd_seq_free(attnd_client *c, uint64_t seq, attnd_errinfo *info);
 attnd_err attnd_seq_keep(attnd_client *c, uint64_t seq, const char *name, uint64_t ttl_ms,

@@ -247,6 +247,34 @@ START_TEST(outputs_have_the_bits_of_the_daemons) {
 }
 END_TEST
 
+// Blocks behind the window of layer 1 (13 tokens, and 64 that are kept) come free: the tables have
+// none there, and outputs are the same.
+START_TEST(outputs_have_the_bits_of_the_daemons_behind_a_window) {
+    enum { STEPS = 16, LEN = 6 * 60 + 10 };
+    static outputs all[2][STEPS];
+    e2e_start(&d, flags);
+    for (int here = 0; here < 2; here++) {
+        player p;
+        begin(&p, here);
+        for (uint32_t i = 0, len = 0; i < STEPS; i++) {
+            uint32_t num = i < 6 ? 60 : 1;
+            attnd_step_seq s = {.seq = p.seq, .new_len = num};
+            uint64_t step = open_step(&p, &s, 1);
+            attend_all(&p, step, len, num, true, &all[here][i]);
+            len += num;
+            commit(&p, step, (attnd_accept){.accepted = num}, len);
+        }
+        uint32_t blocks = (LEN + BLOCK - 1) / BLOCK, gone = (LEN - 1 - 13 - 64) / BLOCK;
+        ck_assert_double_eq(stat_of("blocks.in_use"), 2 * blocks - gone);
+        ATTND_CK_ERR(attnd_seq_truncate(p.c, p.seq, LEN - 80, &info), ATTND_ENOTSUP);
+        attnd_close(p.c);
+        await_stat("blocks.in_use", 0, 1000);
+    }
+    ck_assert_mem_eq(all[0], all[1], sizeof(all[0]));
+    e2e_stop(&d);
+}
+END_TEST
+
 // A kept sequence that was filled in process is read by the daemon, and the other way round.
 START_TEST(both_ways_share_a_sequence) {
     static outputs there, here;
@@ -778,6 +806,7 @@ static Suite *suite(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, setup, NULL);
     tcase_add_test(tc, outputs_have_the_bits_of_the_daemons);
+    tcase_add_test(tc, outputs_have_the_bits_of_the_daemons_behind_a_window);
     tcase_add_test(tc, both_ways_share_a_sequence);
     tcase_add_test(tc, a_cached_prefix_has_no_rows);
     tcase_add_test(tc, a_user_without_the_grant_is_refused_by_name);

@@ -128,7 +128,7 @@ static double lookups(uint32_t num_prompts, bool opened) {
             ATTND_ASSERT(open_step(seq, PROMPT, &step) == PROMPT - 1);
             must(kv_step_abort(kv, next_request(), step));
         } else {
-            kv_prefix_find(kv, model, KV_NONE, ids, PROMPT, &hit);
+            kv_prefix_find(kv, model, KV_NONE, 0, ids, PROMPT, &hit);
             ATTND_ASSERT(hit.blocks * kv->opts.prefix_block_tokens == PROMPT);
         }
         spent += cpu_ns() - from;

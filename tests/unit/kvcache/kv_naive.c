@@ -39,6 +39,35 @@ uint32_t naive_blocks(uint32_t len, uint32_t block_tokens) {
     return blocks;
 }
 
+uint32_t naive_first(const naive_model *m, uint32_t g, uint32_t at) {
+    uint32_t block = 0;
+    while (m->window[g] >= 0 &&
+           (block + 1) * m->block_tokens[g] + (uint32_t)m->window[g] + NAIVE_MARGIN <= at) {
+        block++;
+    }
+    return block;
+}
+
+uint32_t naive_found(const naive *n, const naive_step_seq *in, uint32_t g) {
+    const naive_seq *s = &n->seqs[in->seq];
+    const naive_model *m = &n->models[s->model];
+    uint32_t have = naive_blocks(s->len, m->block_tokens[g]);
+    uint32_t whole = in->cached / m->block_tokens[g];
+    uint32_t first = naive_first(m, g, s->len + whole * m->block_tokens[g]);
+    return whole > 0 && first > have ? first : have;
+}
+
+bool naive_sees(const naive *n, uint32_t seq, int64_t at) {
+    const naive_seq *s = &n->seqs[seq];
+    const naive_model *m = &n->models[s->model];
+    bool all = true;
+    for (uint32_t g = 0; g < m->num_groups; g++) {
+        int64_t gone = (int64_t)s->first[g] * m->block_tokens[g];
+        all = all && (gone == 0 || at - m->window[g] >= gone);
+    }
+    return all;
+}
+
 // copies_last says whether writing behind the sequence's tokens writes into a block of others.
 static bool copies_last(const naive *n, const naive_seq *s, uint32_t g) {
     uint32_t block_tokens = n->models[s->model].block_tokens[g];
@@ -67,7 +96,7 @@ void naive_held(const naive *n, const naive_step_seq *seqs, uint32_t num, uint32
         const naive_seq *s = &n->seqs[seqs[i].seq];
         const naive_model *m = &n->models[s->model];
         for (uint32_t g = 0; g < m->num_groups; g++) {
-            for (uint32_t b = 0; b < naive_blocks(s->len, m->block_tokens[g]); b++) {
+            for (uint32_t b = s->first[g]; b < naive_blocks(s->len, m->block_tokens[g]); b++) {
                 held[m->shape[g]] += !seen[s->blocks[g][b]];
                 seen[s->blocks[g][b]] = true;
             }
@@ -112,7 +141,10 @@ void naive_open(naive *n, int step) {
 static void end_seq(naive *n, naive_step_seq *in, uint32_t accepted, const uint32_t *path) {
     naive_seq *s = &n->seqs[in->seq];
     const naive_model *m = &n->models[s->model];
-    uint32_t before = s->len;
+    uint32_t before = s->len, found[NAIVE_GROUPS];
+    for (uint32_t g = 0; g < m->num_groups; g++) {
+        found[g] = naive_found(n, in, g);
+    }
     for (uint32_t j = 0; j < accepted; j++) {
         s->tokens[before + j] = in->tokens[path ? path[j] : j];
     }
@@ -128,10 +160,14 @@ static void end_seq(naive *n, naive_step_seq *in, uint32_t accepted, const uint3
         in->copied[g] = 0;
     }
     for (uint32_t g = 0; g < m->num_groups; g++) {
+        uint32_t taken = found[g];
         uint32_t have = naive_blocks(before, m->block_tokens[g]);
         uint32_t keep = naive_blocks(s->len, m->block_tokens[g]);
         uint32_t want = naive_blocks(before + in->new_len + in->reserve, m->block_tokens[g]);
-        for (uint32_t b = 0; b < want; b++) {
+        for (uint32_t b = s->first[g]; b < want; b++) {
+            if (b >= have && b < taken) {
+                continue;
+            }
             uint32_t old = b < have ? s->blocks[g][b] : NAIVE_BLOCKS;
             bool goes_on = b < keep && (accepted > 0 || old == in->blocks[g][b]);
             if (goes_on) {
@@ -143,6 +179,14 @@ static void end_seq(naive *n, naive_step_seq *in, uint32_t accepted, const uint3
                 naive_drop(n, in->blocks[g][b]);
             }
         }
+        uint32_t whole = in->cached / m->block_tokens[g] * m->block_tokens[g];
+        uint32_t first = accepted > 0 ? naive_first(m, g, before + whole) : 0;
+        for (uint32_t b = s->first[g]; b < first; b++) {
+            if (b < have || b >= taken) {
+                naive_drop(n, s->blocks[g][b]);
+            }
+        }
+        s->first[g] = first > s->first[g] ? first : s->first[g];
     }
 }
 
@@ -164,7 +208,7 @@ void naive_fork(naive *n, uint32_t from, uint32_t to) {
     s->step = -1;
     const naive_model *m = &n->models[s->model];
     for (uint32_t g = 0; g < m->num_groups; g++) {
-        for (uint32_t b = 0; b < naive_blocks(s->len, m->block_tokens[g]); b++) {
+        for (uint32_t b = s->first[g]; b < naive_blocks(s->len, m->block_tokens[g]); b++) {
             naive_hold(n, s->blocks[g][b]);
         }
     }
@@ -174,10 +218,11 @@ void naive_truncate(naive *n, uint32_t seq, uint32_t len) {
     naive_seq *s = &n->seqs[seq];
     const naive_model *m = &n->models[s->model];
     for (uint32_t g = 0; g < m->num_groups; g++) {
-        for (uint32_t b = naive_blocks(len, m->block_tokens[g]);
-             b < naive_blocks(s->len, m->block_tokens[g]); b++) {
+        uint32_t from = len > 0 ? naive_blocks(len, m->block_tokens[g]) : s->first[g];
+        for (uint32_t b = from; b < naive_blocks(s->len, m->block_tokens[g]); b++) {
             naive_drop(n, s->blocks[g][b]);
         }
+        s->first[g] = len > 0 ? s->first[g] : 0;
     }
     s->len = len;
     s->known = s->known < len ? s->known : len;

@@ -9,7 +9,7 @@
 
 enum {
     NAIVE_TENANTS = 2,
-    NAIVE_MODELS = 4,
+    NAIVE_MODELS = 5,
     NAIVE_SEQS = 40,
     NAIVE_SESSIONS = 5,
     NAIVE_STEPS = 6,
@@ -20,12 +20,14 @@ enum {
     NAIVE_BLOCKS = 4096, // numbers
     NAIVE_REQUESTS = 256,
     NAIVE_NAMES = 12,
+    NAIVE_MARGIN = 3, // tokens kept behind windows
 };
 
 typedef struct naive_model {
     uint32_t index, tenant; // of kvcache
     uint32_t num_groups;
     uint32_t block_tokens[NAIVE_GROUPS];
+    int32_t window[NAIVE_GROUPS]; // tokens looked back, -1 = all
     uint32_t shape[NAIVE_GROUPS]; // which block size: equal numbers compete for blocks
     uint32_t max_len;
     bool has_tree; // prefixes are cached
@@ -42,10 +44,11 @@ typedef struct naive_seq {
     uint32_t len, known; // of len, from the first on: tokens that came with ids
     uint32_t tokens[NAIVE_MAX_LEN];
     uint32_t blocks[NAIVE_GROUPS][NAIVE_SEQ_BLOCKS]; // numbers of blocks
+    uint32_t first[NAIVE_GROUPS];                    // blocks before it were given back
 } naive_seq;
 
 typedef struct naive_step_seq {
-    uint32_t seq, new_len, reserve, cached;
+    uint32_t seq, new_len, reserve, q_len, cached;
     bool with_ids;
     uint32_t ids[NAIVE_MAX_LEN];    // [new_len]
     uint32_t copied[NAIVE_GROUPS];  // number of the cached block of which rows are copied, + 1
@@ -96,6 +99,16 @@ void naive_hold(naive *n, uint32_t block);
 void naive_drop(naive *n, uint32_t block);
 
 uint32_t naive_blocks(uint32_t len, uint32_t block_tokens); // that hold len tokens
+
+// naive_first returns the first block of a group that rows from place `at` on can see, or that lies
+// within the margin.
+uint32_t naive_first(const naive_model *m, uint32_t g, uint32_t at);
+
+// naive_found returns the first block that a step of a sequence takes over, of those found.
+uint32_t naive_found(const naive *n, const naive_step_seq *in, uint32_t g);
+
+// naive_sees says whether a sequence has all that rows from place `at` on see.
+bool naive_sees(const naive *n, uint32_t seq, int64_t at);
 
 // naive_need counts blocks that a step takes, by shape: new ones and copies of a last block that
 // others use too.  seqs [num].

@@ -35,6 +35,8 @@ static kv_fixture f;
 static uint64_t seqs[SEQS], other, step;
 static uint32_t two;  // a model of two groups
 static uint32_t tree; // another, whose prefixes are cached
+static uint32_t win;  // another, with windows of 5 and 3 tokens; one more is kept
+static uint32_t both; // another, whose prefixes are cached, with a window of 3 tokens
 static uint32_t ids[16];
 static uint32_t next_token;
 static long stores, stop_at = -1;
@@ -89,16 +91,16 @@ static void commit(uint32_t a, uint32_t b) {
 }
 
 // open_ids opens a step of tokens first, first + 1 ... and writes the rows that are not found.
-static void open_ids(uint32_t a, uint32_t first, uint32_t num, uint32_t cached) {
+static void open_ids_of(uint32_t of, uint32_t a, uint32_t first, uint32_t num, uint32_t cached) {
     kv_step_seq in = {.seq = seqs[a], .new_len = num, .tokens = ids};
-    const kv_model_spec *spec = kv_model_get(f.kv, tree);
+    const kv_model_spec *spec = kv_model_get(f.kv, of);
     const kv_copy *copies;
     uint32_t num_copies, entries;
     bool may_wait;
     for (uint32_t i = 0; i < 16; i++) {
         ids[i] = first + i;
     }
-    ATTND_CK_OK(kv_step_open(f.kv, fix_rq(&f), tree, &in, 1, &step, &copies, &num_copies, &may_wait,
+    ATTND_CK_OK(kv_step_open(f.kv, fix_rq(&f), of, &in, 1, &step, &copies, &num_copies, &may_wait,
                              &f.info));
     ck_assert_uint_eq(in.cached, cached);
     ATTND_CK_OK(kv_copy_run(f.kv, copies, num_copies, NULL));
@@ -108,6 +110,10 @@ static void open_ids(uint32_t a, uint32_t first, uint32_t num, uint32_t cached) 
             rows_write(spec, g, f.memory, table, in.committed + t, ids[t]);
         }
     }
+}
+
+static void open_ids(uint32_t a, uint32_t first, uint32_t num, uint32_t cached) {
+    open_ids_of(tree, a, first, num, cached);
 }
 
 static void commit_ids(uint32_t accepted) {
@@ -254,6 +260,74 @@ static bool run_op(uint32_t k) {
         return open_ids(7, 4000, 5, 0), true;
     case 51:
         return commit_ids(4), true;
+    case 52:
+        ATTND_CK_OK(kv_tenant_set(f.kv, "t", 0, &f.tenant));
+        return true;
+    case 53:
+        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), win, &seqs[9], &f.info));
+        return true;
+    case 54:
+        return open_step(win, 9, 14, 9, 0), true;
+    case 55:
+        return commit(14, 0), true;
+    case 56:
+        return open_step(win, 9, 9, 9, 0), true;
+    case 57: // gives back 2 blocks of 4 tokens and 3 of 3
+        return commit(7, 0), true;
+    case 58:
+        return fork_of(9, 10), true;
+    case 59: // both copy what is left of a last block
+        return open_step(win, 10, 5, 9, 4), true;
+    case 60: // and give back blocks that both have
+        return commit(5, 4), true;
+    case 61:
+        ATTND_CK_OK(kv_seq_truncate(f.kv, fix_rq(&f), seqs[10], 21, &f.info));
+        return true;
+    case 62: // begins anew
+        ATTND_CK_OK(kv_seq_truncate(f.kv, fix_rq(&f), seqs[9], 0, &f.info));
+        return true;
+    case 63:
+        return open_step(win, 9, 5, 10, 0), true;
+    case 64:
+        return commit(5, 0), true;
+    case 65:
+        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), both, &seqs[11], &f.info));
+        return true;
+    case 66:
+        return open_ids_of(both, 11, 5000, 12, 0), true;
+    case 67:
+        return commit_ids(12), true;
+    case 68:
+        return open_ids_of(both, 11, 5012, 8, 0), true;
+    case 69: // two blocks are the tree's alone
+        return commit_ids(8), true;
+    case 70:
+        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), win, &seqs[6], &f.info));
+        return true;
+    case 71: { // so many blocks that all go that nobody uses, also those two
+        kv_info info;
+        kv_get_info(f.kv, &info);
+        uint32_t stay = info.cached - 2; // of nodes in use whose sequences have blocks of their own
+        for (uint32_t m = 0; m < 4; m++) {
+            stay -= f.kv->model_aux[m].evictable[0] + f.kv->model_aux[m].evictable[1];
+        }
+        ATTND_CK_OK(kv_tenant_set(f.kv, "t", info.in_use + 3 + stay, &f.tenant));
+        return true;
+    }
+    case 72:
+        return open_step(win, 6, 4, 6, 0), true;
+    case 73:
+        return commit(4, 0), true;
+    case 74:
+        ATTND_CK_OK(kv_tenant_set(f.kv, "t", 0, &f.tenant));
+        return true;
+    case 75:
+        ATTND_CK_OK(kv_seq_create(f.kv, fix_rq(&f), both, &seqs[8], &f.info));
+        return true;
+    case 76: // the first block's rows would see what its node lacks
+        return open_ids_of(both, 8, 5000, 9, 0), true;
+    case 77: // which gets it
+        return commit_ids(9), true;
     default:
         return false;
     }
@@ -268,6 +342,7 @@ static kv_opts options(void) {
     kv_opts opts = fix_opts();
     opts.prefix_blocks = 32;
     opts.prefix_block_tokens = FIX_BLOCK_TOKENS;
+    opts.window_margin = 1;
     return opts;
 }
 
@@ -287,6 +362,14 @@ static void start(void) {
     spec.name[0] = 'T';
     spec.groups[1].block_tokens = FIX_BLOCK_TOKENS; // 384 bytes: two units, too
     ATTND_CK_OK(kv_model_open(f.kv, &spec, &tree, &f.info));
+    spec.name[0] = 'w';
+    spec.groups[0].window_left = 5;
+    spec.groups[1] = (kv_group_spec){2, 1, 32, 16, 3, 3};
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &win, &f.info));
+    spec.name[0] = 'b';
+    spec.groups[0].window_left = -1;
+    spec.groups[1].block_tokens = FIX_BLOCK_TOKENS;
+    ATTND_CK_OK(kv_model_open(f.kv, &spec, &both, &f.info));
     ATTND_CK_OK(kv_session_open(f.kv, f.tenant, (const uint8_t[KV_SECRET_BYTES]){1}, &f.session));
 }
 
@@ -311,7 +394,10 @@ static uint64_t hash_group(uint64_t h, uint32_t idx, uint32_t g) {
     const kv_group_spec *group = &f.kv->models[s->model].spec.groups[g];
     uint32_t units = (uint32_t)((kv_block_bytes(group) + KV_BLOCK_UNIT - 1) / KV_BLOCK_UNIT);
     uint32_t num = kv_blocks_of(s->committed, group->block_tokens);
-    for (uint32_t t = 0; t < s->committed; t++) {
+    for (uint32_t b = 0; b < s->first[g]; b++) {
+        ck_assert_uint_eq(kv_table(f.kv, idx, g)[b], KV_NONE);
+    }
+    for (uint32_t t = s->first[g] * group->block_tokens; t < s->committed; t++) {
         uint32_t b = t / group->block_tokens, slot = t % group->block_tokens;
         uint32_t entry =
             b == num - 1 && s->old_last[g] != KV_NONE ? s->old_last[g] : kv_table(f.kv, idx, g)[b];
@@ -347,12 +433,14 @@ static void look(view *out) {
 
 // check_nodes says whether each node has the rows of its ids.
 static bool check_nodes(void) {
-    const kv_model_spec *spec = kv_model_get(f.kv, tree);
     for (uint32_t i = 0; i < 32; i++) {
         for (uint32_t at = 0; f.kv->nodes[i].owner && at < 2 * FIX_BLOCK_TOKENS; at++) {
             uint32_t g = at % 2, t = at / 2;
-            if (!rows_right(spec, g, f.memory, kv_node_entry(f.kv, i, g), t,
-                            kv_node_ids(f.kv, i)[t])) {
+            const kv_model_spec *spec = kv_model_get(f.kv, kv_node_model(f.kv, i));
+            bool lacks = *kv_node_entry(f.kv, i, g) == KV_NONE;
+            ck_assert(!lacks || spec->groups[g].window_left >= 0);
+            if (!lacks && !rows_right(spec, g, f.memory, kv_node_entry(f.kv, i, g), t,
+                                      kv_node_ids(f.kv, i)[t])) {
                 return false;
             }
         }
@@ -503,7 +591,7 @@ END_TEST
 
 // ---- kills
 
-enum { MAX_OPS = 64, RUNS = 8, FILES = 64 };
+enum { MAX_OPS = 96, RUNS = 8, FILES = 64 };
 
 // shared is what a child tells of itself.
 typedef struct shared {

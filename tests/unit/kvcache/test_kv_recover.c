@@ -397,7 +397,7 @@ START_TEST(kv_recover_refuses_what_is_no_ledger_of_ours) {
         if (head == 1) {
             ck_assert_int_eq(pwrite(fd, &other, sizeof(other), PAGE), sizeof(other));
         }
-        refuses(fd, ATTND_EVERSION, "version 5");
+        refuses(fd, ATTND_EVERSION, "version 6");
     }
     kv_opts opts = small_opts();
     opts.max_steps++;

@@ -209,7 +209,7 @@ static uint32_t serve(uint32_t p, uint32_t num) {
 static uint32_t found(uint32_t p, uint32_t num) {
     static uint32_t t[TOKENS];
     kv_prefix_hit hit;
-    kv_prefix_find(f.kv, f.model, KV_NONE, prompt(t, p, num), num, &hit);
+    kv_prefix_find(f.kv, f.model, KV_NONE, 0, prompt(t, p, num), num, &hit);
     return hit.blocks * FIX_BLOCK_TOKENS + hit.partial_tokens;
 }
 
