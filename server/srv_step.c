@@ -111,11 +111,13 @@ void srv_step_release(srv_core *core, srv_step *step) {
     list_append(&core->steps.free, &step->node);
     core->steps.num_open--;
     session->num_steps--;
-    for (list_node *node; (node = list_first(&step->cancels));) {
+    if (list_empty(&step->cancels)) {
+        srv_session_settle(session);
+    }
+    for (list_node *node; (node = list_first(&step->cancels));) { // the last reply settles it
         list_remove(node);
         srv_reply_empty(LIST_ENTRY(node, srv_request, wait_node));
     }
-    srv_session_settle(session);
 }
 
 // ---- opening

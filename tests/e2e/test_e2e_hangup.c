@@ -105,6 +105,55 @@ START_TEST(peers_that_hang_up_in_the_middle_of_a_message_are_noticed) {
 }
 END_TEST
 
+// A cancel is answered when what runs of its step has ended, here after its client has gone.
+START_TEST(peers_that_hang_up_while_a_cancel_waits_harm_nobody) {
+    enum { ROWS = 3072 };
+    e2e_client good;
+    e2e_connect(&good, d.url);
+    play_hello(&good, "good");
+    play_model m = play_tiny();
+    play_open(&good, &m);
+    for (int i = 0; i < 20; i++) {
+        raw_client c;
+        e2e_buf attend, cancel;
+        proto_seq seq;
+        proto_step_reply reply;
+        proto_model model = {.model = m.id};
+        uint8_t byte;
+        raw_open(&c, d.path);
+        ask(&c, PROTO_HELLO, "{}", 2, &byte, 1);
+        ask(&c, PROTO_SEQ_CREATE, &model, sizeof(model), &seq, sizeof(seq));
+        struct {
+            proto_step head;
+            proto_step_seq seq;
+        } step = {{.model = m.id, .num_seqs = 1}, {.seq = seq.seq, .new_len = ROWS}};
+        ask(&c, PROTO_STEP, &step, sizeof(step), &reply, sizeof(reply));
+        proto_attend body = {.step = reply.step};
+        e2e_buf_init(&attend, PROTO_ATTEND, 99, &body, sizeof(body));
+        size_t kv_bytes = (size_t)ROWS * m.kv_heads * m.head_dim * sizeof(float);
+        body.q.off = e2e_buf_add(&attend, NULL, kv_bytes * m.q_heads / m.kv_heads);
+        body.k.off = e2e_buf_add(&attend, NULL, kv_bytes);
+        body.v.off = e2e_buf_add(&attend, NULL, kv_bytes);
+        e2e_buf_set(&attend, 0, &body, sizeof(body));
+        e2e_buf_seal(&attend);
+        ck_assert(raw_send(&c, attend.data, attend.bytes, 5000));
+        proto_cancel which = {.step = reply.step};
+        e2e_buf_init(&cancel, PROTO_CANCEL, 100, &which, sizeof(which));
+        e2e_sleep_ms(i % 4);
+        ck_assert(raw_send(&c, cancel.data, cancel.bytes, 5000));
+        e2e_sleep_ms(i % 3);
+        raw_close(&c);
+        e2e_buf_fini(&attend);
+        e2e_buf_fini(&cancel);
+        e2e_await_stat(&good, "sessions", 1, 5000);
+    }
+    ck_assert_double_eq(e2e_stat(&good, "steps"), 0);
+    ck_assert_double_eq(e2e_stat(&good, "blocks.in_use"), 0);
+    ck_assert_double_eq(e2e_stat(&good, "accounting_mismatches"), 0);
+    e2e_close(&good);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("e2e_hangup");
     TCase *tc = tcase_create("hang up");
@@ -112,6 +161,7 @@ static Suite *suite(void) {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, peers_that_hang_up_at_once_deafen_nobody);
     tcase_add_test(tc, peers_that_hang_up_in_the_middle_of_a_message_are_noticed);
+    tcase_add_test(tc, peers_that_hang_up_while_a_cancel_waits_harm_nobody);
     suite_add_tcase(s, tc);
     return s;
 }
