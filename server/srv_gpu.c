@@ -294,7 +294,8 @@ static bool claim_prep(srv_gpu *g, uint32_t buffer, sched_launch *launch) {
     prep *p = &g->prep;
     pthread_mutex_lock(&p->lock);
     bool was_ready = p->state == PREP_READY;
-    bool is_it = was_ready && p->ticket != 0 && p->ticket == launch->ticket;
+    bool is_it = was_ready && p->ticket != 0 && p->ticket == launch->ticket &&
+                 p->params.num_rows == launch->params.num_rows;
     srv_stage *stage = &g->flights[buffer].stage;
     for (uint32_t i = 0; is_it && i < stage->num_rows; i++) {
         stage->hosts[i].row = &launch->params.rows[i]; // the same, but the launch's own
