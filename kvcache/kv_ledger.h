@@ -211,8 +211,8 @@ typedef struct kv_step_aux {
 
 // kv_step_hit is what the prefix cache gave a sequence of an open step; node + 1, 0 = none.
 typedef struct kv_step_hit {
-    uint32_t node, blocks; // the deepest whole one, held by the step; whole ones found
-    uint32_t partial;      // of which rows are copied, held by the step
+    uint32_t node, blocks;         // the deepest whole one, held by the step; whole ones found
+    uint32_t partial;              // of which rows are copied, held by the step
     uint32_t first[KV_MAX_GROUPS]; // seqs.first before the step
 } kv_step_hit;
 
