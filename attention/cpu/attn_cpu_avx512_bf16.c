@@ -89,4 +89,5 @@ void attn_cpu_avx512_bf16_init(attn_cpu_ops *ops) {
     ops->isa = "avx512_bf16";
     ops->prefill[ATTND_BF16] =
         (attn_cpu_kernel){prefill_pairs, "cpu_avx512_bf16dot_prefill", ATTN_TASK_ROWS};
+    attn_cpu_avx512_f8_init(ops);
 }

@@ -9,6 +9,7 @@
 #include <cpuid.h>
 
 #define CPUID_F16C        (1u << 29) // leaf 1, ECX
+#define CPUID_AVX512_VBMI (1u << 1)  // leaf 7, ECX
 #define CPUID_AVX512_BF16 (1u << 5)  // leaf 7, subleaf 1, EAX
 #endif
 
@@ -59,7 +60,8 @@ uint32_t attn_cpu_detect(void) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         features |= ATTN_CPU_AVX512;
     }
-    if ((features & ATTN_CPU_AVX512) && has_bits(7, 1, 0, CPUID_AVX512_BF16)) {
+    if ((features & ATTN_CPU_AVX512) && has_bits(7, 0, 2, CPUID_AVX512_VBMI) &&
+        has_bits(7, 1, 0, CPUID_AVX512_BF16)) {
         features |= ATTN_CPU_AVX512_BF16;
     }
     return features;

@@ -29,7 +29,7 @@
 enum {
     ATTN_CPU_AVX2 = 1u << 0,        // with FMA and F16C
     ATTN_CPU_AVX512 = 1u << 1,      // F, BW, DQ, VL
-    ATTN_CPU_AVX512_BF16 = 1u << 2, // on top of AVX512
+    ATTN_CPU_AVX512_BF16 = 1u << 2, // on top of AVX512; with VBMI
     ATTN_CPU_NEON = 1u << 3,        // of AArch64
 };
 
@@ -108,6 +108,7 @@ void attn_cpu_scalar_init(attn_cpu_ops *ops);
 void attn_cpu_avx2_init(attn_cpu_ops *ops);
 void attn_cpu_avx512_init(attn_cpu_ops *ops);
 void attn_cpu_avx512_bf16_init(attn_cpu_ops *ops);
+void attn_cpu_avx512_f8_init(attn_cpu_ops *ops); // its decode of F8E4M3
 void attn_cpu_neon_init(attn_cpu_ops *ops);
 
 #endif

@@ -99,7 +99,7 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
         for (int32_t i = 0; i < num_parts; i++) {
             const simd_part *x = &parts[i];
             simd_score score = {w->s + x->row * ATTN_STEP_KEYS, q + (int64_t)x->row * w->columns,
-                                w->columns};
+                                w->columns, w->form->pair != NULL};
             packed_scores(&score, w->panel, c, n, x->first, x->end, x->num_rows);
         }
     }
@@ -222,7 +222,7 @@ SIMD_INLINE void stream_rows(simd_work *w, int32_t current, attnd_dtype dtype, i
         float *scores = w->s + (int64_t)h * num_rows * ATTN_STEP_KEYS;
         bool last = h + 1 == w->t->head_count;
         head_of(&head, w, current, h);
-        simd_score score = {scores, head.q, w->columns};
+        simd_score score = {scores, head.q, w->columns, w->form->pair != NULL};
         simd_rows next = last ? v_rows(w, step, w->t->head_first) : head.next_k;
         stream_scores(&score, &head.k, &next, first, end, dtype, s->head_dim, num_rows);
     }

@@ -104,6 +104,7 @@ typedef struct simd_score {
     float *s;
     const float *q; // [rows, stride_q], pair order
     int64_t stride_q;
+    bool pairs; // q is pairs of bf16, see simd_form.pair
 } simd_score;
 
 // simd_weigh is a product of weights with V over keys [first, end) of a step: acc [rows,
@@ -145,27 +146,20 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const char *c
     }
 }
 
-// dots_part does columns [c, c + n) of the keys from key on: a pair, or a quad of F8E4M3.
-SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
-                           simd_ahead *ahead, int32_t key, int32_t c, int32_t n, attnd_dtype dtype,
-                           int num_rows) {
-    const bool is_f8 = dtype == ATTND_F8E4M3;
+#ifdef SIMD_F8_HEADER
+#include SIMD_F8_HEADER
+#else
+// dots_quad does n columns from c on, up to a quad of F8E4M3, of the keys from key on.
+SIMD_INLINE void dots_quad(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
+                           simd_ahead *ahead, int32_t key, int32_t c, int32_t n, int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
-    const int64_t at = (int64_t)c * element_bytes(dtype);
     _Alignas(SIMD_LINE) uint16_t halves[VEC_DOTS * SIMD_QUAD];
     const char *rows[VEC_DOTS];
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
-        rows[j] = k->row[key + j] + k->offset + at;
-        if (is_f8) {
-            fetch_ahead(ahead, SIMD_QUAD);
-            vec_f8_to_f16(rows[j], n, halves + j * SIMD_QUAD);
-            rows[j] = (const char *)(halves + j * SIMD_QUAD);
-        }
-    }
-    if (!is_f8) {
-        dots_pair(sum, x, rows, ahead, c, n, dtype, num_rows);
-        return;
+        fetch_ahead(ahead, SIMD_QUAD);
+        vec_f8_to_f16(k->row[key + j] + k->offset + c, n, halves + j * SIMD_QUAD);
+        rows[j] = (const char *)(halves + j * SIMD_QUAD);
     }
     dots_pair(sum, x, rows, NULL, c, SIMD_PAIR, ATTND_F16, num_rows);
 #pragma GCC unroll 16
@@ -173,6 +167,24 @@ SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_ro
         rows[j] += SIMD_PAIR * sizeof(uint16_t);
     }
     dots_pair(sum, x, rows, NULL, c + SIMD_PAIR, SIMD_PAIR, ATTND_F16, num_rows);
+}
+#endif
+
+// dots_part does columns [c, c + n) of the keys from key on: a pair, or a quad of F8E4M3.
+SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
+                           simd_ahead *ahead, int32_t key, int32_t c, int32_t n, attnd_dtype dtype,
+                           int num_rows) {
+    const int num_keys = VEC_DOTS / num_rows;
+    const char *rows[VEC_DOTS];
+    if (dtype == ATTND_F8E4M3) {
+        dots_quad(sum, x, k, ahead, key, c, n, num_rows);
+        return;
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < num_keys; j++) {
+        rows[j] = k->row[key + j] + k->offset + (int64_t)c * element_bytes(dtype);
+    }
+    dots_pair(sum, x, rows, ahead, c, n, dtype, num_rows);
 }
 
 // dot_row returns the products of one query row and one key, to be added up over lanes.
@@ -287,6 +299,7 @@ SIMD_INLINE void weigh(const simd_weigh *x, const simd_rows *v, simd_ahead *rest
     }
 }
 
+#ifndef SIMD_F8_HEADER
 // weigh_quad does a quad of F8E4M3, in two passes where registers are few.
 SIMD_INLINE void weigh_quad(const simd_weigh *x, const simd_rows *v, simd_ahead *ahead, int32_t c,
                             int32_t columns, int num_rows) {
@@ -298,6 +311,19 @@ SIMD_INLINE void weigh_quad(const simd_weigh *x, const simd_rows *v, simd_ahead 
     }
 }
 
+// weigh_f8 is stream_weigh for F8E4M3.
+SIMD_INLINE void weigh_f8(const simd_weigh *x, const simd_rows *v, simd_ahead *ahead,
+                          int32_t v_head_dim, int num_rows) {
+    int32_t c = 0;
+    for (; c + SIMD_QUAD <= v_head_dim; c += SIMD_QUAD) {
+        weigh_quad(x, v, ahead, c, SIMD_QUAD, num_rows);
+    }
+    if (c < v_head_dim) {
+        weigh_quad(x, v, ahead, c, v_head_dim - c, num_rows);
+    }
+}
+#endif
+
 // stream_weigh does the product for num_rows rows and all columns, and fetches next.
 SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, const simd_rows *next,
                               attnd_dtype dtype, int32_t v_head_dim, int num_rows) {
@@ -306,12 +332,7 @@ SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, const sim
     simd_ahead ahead = ahead_of(next);
     int32_t c = 0;
     if (dtype == ATTND_F8E4M3) {
-        for (; c + SIMD_QUAD <= v_head_dim; c += SIMD_QUAD) {
-            weigh_quad(x, v, &ahead, c, SIMD_QUAD, num_rows);
-        }
-        if (c < v_head_dim) {
-            weigh_quad(x, v, &ahead, c, v_head_dim - c, num_rows);
-        }
+        weigh_f8(x, v, &ahead, v_head_dim, num_rows);
         return;
     }
     for (; c + wide * SIMD_PAIR <= v_head_dim; c += wide * SIMD_PAIR) {
