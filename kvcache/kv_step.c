@@ -1,4 +1,4 @@
-// Steps: reserve blocks for a batch, commit lengths, or give all back.
+// Steps are opened here: blocks are reserved for a batch.  Commit and abort are in kv_step_end.c.
 //
 // Opening claims every sequence and counts what it needs, then takes it: quota and pool are
 // compared with the counts before a block is touched, so a refused step has nothing to undo but the
@@ -16,6 +16,8 @@
 // as reservations do.  The first rows of one more block are copied into the sequence's own, which
 // ties that block up until the step ends: if the step does not fit so, it does without.
 // Of a group with a window only found blocks that its rows see are taken over (kv_window.h).
+#include "kvcache/kv_step.h"
+
 #include <string.h>
 
 #include "kvcache/kv_chain.h"
@@ -27,33 +29,6 @@
 #include "kvcache/kv_session.h"
 #include "kvcache/kv_sum.h"
 #include "kvcache/kv_window.h"
-
-static kv_copy *copies_of(const kv_cache *kv, uint32_t step) {
-    return kv->step_copies + (uint64_t)step * kv->opts.max_step_seqs * KV_MAX_GROUPS;
-}
-
-// copied_of returns the index of the sequence that copy n of a step is for, *i in the step.
-static uint32_t copied_of(const kv_cache *kv, uint32_t step, uint32_t n, uint32_t *i) {
-    *i = kv->copy_seqs[(uint64_t)step * kv->opts.max_step_seqs * KV_MAX_GROUPS + n];
-    return (uint32_t)kv->step_seqs[(uint64_t)step * kv->opts.max_step_seqs + *i].seq;
-}
-
-static kv_step_hit *hit_of(const kv_cache *kv, uint32_t step, uint32_t i) {
-    return &kv->step_hits[(uint64_t)step * kv->opts.max_step_seqs + i];
-}
-
-// is_found says whether copy n of a step, of its sequence i, is of cached rows, not of committed
-// ones: a sequence never has both.
-static bool is_found(const kv_cache *kv, uint32_t step, uint32_t i) {
-    return hit_of(kv, step, i)->partial != 0;
-}
-
-// set_last stores the entry of the sequence's last committed block.
-static void set_last(const kv_cache *kv, uint32_t idx, uint32_t g, uint32_t entry) {
-    const kv_led_seq *s = &kv->seqs[idx];
-    uint32_t last = s->committed / kv->models[s->model].spec.groups[g].block_tokens;
-    kv_store(&kv_table(kv, idx, g)[last], entry);
-}
 
 typedef struct opening {
     kv_cache *kv;
@@ -123,17 +98,6 @@ static attnd_err check_len(const opening *o, uint32_t idx, const kv_step_seq *s,
                       (unsigned long long)most);
 }
 
-// window_of returns the first block of a group that sequence i of a step has once the step is
-// committed.
-static uint32_t window_of(const kv_cache *kv, const kv_model_spec *spec, uint32_t step, uint32_t i,
-                          uint32_t g) {
-    const kv_step_hit *hit = hit_of(kv, step, i);
-    uint32_t idx = (uint32_t)kv->step_seqs[(uint64_t)step * kv->opts.max_step_seqs + i].seq;
-    uint64_t at = kv->seqs[idx].committed + (uint64_t)hit->blocks * spec->groups[g].block_tokens;
-    uint32_t first = kv_window_first(kv, &spec->groups[g], at);
-    return first > hit->first[g] ? first : hit->first[g];
-}
-
 // hold_partial adds references to blocks of which rows are copied for a sequence, or drops them.
 static void hold_partial(const opening *o, const kv_step_hit *hit, bool hold) {
     for (uint32_t g = 0; hit->partial && g < o->spec->num_groups; g++) {
@@ -144,7 +108,7 @@ static void hold_partial(const opening *o, const kv_step_hit *hit, bool hold) {
 
 // hold_found adds references to the blocks that sequence i takes over, or drops them.
 static void hold_found(const opening *o, uint32_t i, bool hold) {
-    const kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    const kv_step_hit *hit = kv_step_hit_of(o->kv, o->step, i);
     uint32_t committed = o->kv->seqs[(uint32_t)o->seqs[i].seq].committed, node = hit->node - 1;
     uint32_t have = kv_blocks_of(committed, o->spec->groups[0].block_tokens);
     for (uint32_t b = have + hit->blocks; hit->node && b-- > have;) {
@@ -163,7 +127,7 @@ static void hold_found(const opening *o, uint32_t i, bool hold) {
 static void look_up(opening *o, uint32_t i, uint32_t idx) {
     kv_prefix_hit found;
     kv_step_seq *s = &o->seqs[i];
-    kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    kv_step_hit *hit = kv_step_hit_of(o->kv, o->step, i);
     uint32_t block_tokens = o->spec->groups[0].block_tokens;
     kv_chain_find(o->kv, idx, s->tokens, s->new_len, &found);
     *hit = (kv_step_hit){.blocks = found.blocks};
@@ -190,7 +154,7 @@ static void drop_partial(kv_cache *kv, kv_step_hit *hit) {
     hit->partial = 0;
 }
 
-static void drop_hit(kv_cache *kv, kv_step_hit *hit) {
+void kv_step_drop_hit(kv_cache *kv, kv_step_hit *hit) {
     drop_partial(kv, hit);
     if (hit->node) {
         kv_prefix_rele(kv, hit->node - 1);
@@ -230,7 +194,7 @@ static attnd_err claim(opening *o, uint32_t i, bool *may_wait, attnd_errinfo *in
     look_up(o, i, idx);
     for (uint32_t g = 0; g < o->spec->num_groups; g++) {
         demand d = demand_of(o, idx, g, s);
-        uint32_t blocks = hit_of(kv, o->step, i)->blocks;
+        uint32_t blocks = kv_step_hit_of(kv, o->step, i)->blocks;
         uint64_t take = d.want - d.have - blocks + (d.copy_tokens > 0);
         uint32_t found = d.have + blocks - kv_window_found(kv, &o->spec->groups[g], d.have, blocks);
         kv_need *need = need_of(o, g);
@@ -248,7 +212,7 @@ static void unclaim(const opening *o, uint32_t num) {
     for (uint32_t i = 0; i < num; i++) {
         o->kv->seq_aux[(uint32_t)o->seqs[i].seq].step = 0;
         hold_found(o, i, false);
-        drop_hit(o->kv, hit_of(o->kv, o->step, i));
+        kv_step_drop_hit(o->kv, kv_step_hit_of(o->kv, o->step, i));
     }
 }
 
@@ -319,7 +283,7 @@ static bool over_quota(const opening *o) {
 static bool fits_behind(const opening *o) {
     bool fits = false;
     for (uint32_t i = 0; !fits && i <= o->num_seqs; i++) {
-        uint32_t found = i < o->num_seqs ? hit_of(o->kv, o->step, i)->node : 0;
+        uint32_t found = i < o->num_seqs ? kv_step_hit_of(o->kv, o->step, i)->node : 0;
         fits = (found || i == o->num_seqs) &&
                kv_window_evict_for(o->kv, found ? found - 1 : KV_NONE, o->spec->tenant, o->needs,
                                    o->num_needs, o->take);
@@ -338,7 +302,7 @@ static bool fits_whole(const opening *o) {
     uint32_t block_tokens = o->spec->groups[0].block_tokens;
     bool any = false;
     for (uint32_t i = 0; i < o->num_seqs; i++) {
-        kv_step_hit *hit = hit_of(o->kv, o->step, i);
+        kv_step_hit *hit = kv_step_hit_of(o->kv, o->step, i);
         any |= hit->partial != 0;
         hold_partial(o, hit, false);
         drop_partial(o->kv, hit);
@@ -390,15 +354,15 @@ static void add_copy(const opening *o, uint32_t i, kv_copy copy) {
     kv_cache *kv = o->kv;
     uint32_t n = kv->step_aux[o->step].num_copies++;
     copy.model = o->model;
-    copies_of(kv, o->step)[n] = copy;
-    kv->copy_seqs[copies_of(kv, o->step) - kv->step_copies + n] = i;
+    kv_step_copies(kv, o->step)[n] = copy;
+    kv->copy_seqs[kv_step_copies(kv, o->step) - kv->step_copies + n] = i;
 }
 
 // take_found puts the blocks that were found for sequence i into its table, and returns the last
 // one, `last` when there is none.
 static uint32_t take_found(const opening *o, uint32_t i, uint32_t g, uint32_t have, uint32_t last) {
     kv_cache *kv = o->kv;
-    const kv_step_hit *hit = hit_of(kv, o->step, i);
+    const kv_step_hit *hit = kv_step_hit_of(kv, o->step, i);
     uint32_t first = kv_window_found(kv, &o->spec->groups[g], have, hit->blocks);
     uint32_t *table = kv_table(kv, (uint32_t)o->seqs[i].seq, g), node = hit->node - 1;
     for (uint32_t b = have + hit->blocks; b-- > have;) {
@@ -411,7 +375,7 @@ static uint32_t take_found(const opening *o, uint32_t i, uint32_t g, uint32_t ha
 
 // copy_found lists the copy of rows that were found for sequence i into its own block.
 static void copy_found(const opening *o, uint32_t i, uint32_t g, uint32_t dst) {
-    const kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    const kv_step_hit *hit = kv_step_hit_of(o->kv, o->step, i);
     uint32_t src = *kv_node_entry(o->kv, hit->partial - 1, g);
     add_copy(o, i,
              (kv_copy){.group = g,
@@ -435,13 +399,14 @@ static void reserve(opening *o, uint32_t i) {
             copy.dst = last = take_near(o, g, last);
             add_copy(o, i, copy);
         }
-        uint32_t own = d.have + hit_of(kv, o->step, i)->blocks; // first one that is not found
+        uint32_t own =
+            d.have + kv_step_hit_of(kv, o->step, i)->blocks; // first one that is not found
         last = take_found(o, i, g, d.have, last);
         for (uint32_t b = own; b < d.want; b++) {
             last = take_near(o, g, last);
             kv_store(&table[b], last);
         }
-        if (is_found(kv, o->step, i)) {
+        if (kv_step_is_found(kv, o->step, i)) {
             copy_found(o, i, g, table[own]);
         }
     }
@@ -449,7 +414,7 @@ static void reserve(opening *o, uint32_t i) {
 
 // count_found counts, and tells the policy, what was found for sequence i.
 static void count_found(const opening *o, uint32_t i) {
-    const kv_step_hit *hit = hit_of(o->kv, o->step, i);
+    const kv_step_hit *hit = kv_step_hit_of(o->kv, o->step, i);
     o->kv->looked_up_tokens += o->seqs[i].tokens ? o->seqs[i].new_len : 0;
     o->kv->found_tokens += o->seqs[i].cached;
     if (hit->node) {
@@ -472,9 +437,9 @@ static uint64_t publish(const opening *o, kv_request rq) {
     kv_redo_put(kv, &step->state, KV_LIVE);
     kv_redo_put(kv, &step->generation, generation);
     for (uint32_t n = 0; n < kv->step_aux[o->step].num_copies; n++) {
-        const kv_copy *copy = &copies_of(kv, o->step)[n];
-        uint32_t i, idx = copied_of(kv, o->step, n, &i);
-        if (!is_found(kv, o->step, i)) {
+        const kv_copy *copy = &kv_step_copies(kv, o->step)[n];
+        uint32_t i, idx = kv_step_copied(kv, o->step, n, &i);
+        if (!kv_step_is_found(kv, o->step, i)) {
             kv_redo_put(kv, &kv->seqs[idx].old_last[copy->group], copy->src);
         }
     }
@@ -490,10 +455,10 @@ static uint64_t publish(const opening *o, kv_request rq) {
 // replace puts the copies into the tables.
 static void replace(const opening *o) {
     for (uint32_t n = 0; n < o->kv->step_aux[o->step].num_copies; n++) {
-        const kv_copy *copy = &copies_of(o->kv, o->step)[n];
-        uint32_t i, idx = copied_of(o->kv, o->step, n, &i);
-        if (!is_found(o->kv, o->step, i)) {
-            set_last(o->kv, idx, copy->group, copy->dst);
+        const kv_copy *copy = &kv_step_copies(o->kv, o->step)[n];
+        uint32_t i, idx = kv_step_copied(o->kv, o->step, n, &i);
+        if (!kv_step_is_found(o->kv, o->step, i)) {
+            kv_step_set_last(o->kv, idx, copy->group, copy->dst);
         }
     }
 }
@@ -565,7 +530,7 @@ attnd_err kv_step_open(kv_cache *kv, kv_request rq, uint32_t model, kv_step_seq 
     kv->session_aux[o.session_idx].steps++;
     *step = publish(&o, rq);
     replace(&o);
-    *copies = copies_of(kv, o.step);
+    *copies = kv_step_copies(kv, o.step);
     *num_copies = kv->step_aux[o.step].num_copies;
     return ATTND_OK;
 }
@@ -603,199 +568,4 @@ const uint32_t *kv_step_table(const kv_cache *kv, uint64_t step, uint32_t i, uin
     *num_entries = kv_blocks_of(seqs[i].committed + seqs[i].new_len + seqs[i].reserve,
                                 kv->models[model].spec.groups[group].block_tokens);
     return kv_table(kv, (uint32_t)seqs[i].seq, group);
-}
-
-// ---- ending
-
-typedef struct ending {
-    kv_cache *kv;
-    const kv_model_spec *spec;
-    uint32_t step;
-    const kv_step_seq *seqs;
-    uint32_t num_seqs;
-    const uint32_t *accepted;      // [num_seqs], NULL = nothing is
-    const uint32_t *const *tokens; // [num_seqs], their ids; NULL = not known
-} ending;
-
-static attnd_err check_end(kv_cache *kv, kv_request rq, uint64_t step, ending *e,
-                           attnd_errinfo *info) {
-    uint32_t session_idx, model;
-    attnd_err err = kv_request_check(kv, rq, true, &session_idx, info);
-    if (err) {
-        return err;
-    }
-    *e = (ending){.kv = kv, .step = (uint32_t)step};
-    e->seqs = kv_step_get(kv, rq.session, step, &e->num_seqs, &model);
-    if (!e->seqs) {
-        attnd_fail(info, ATTND_ESTALE, "step", "step %llx is not open", (unsigned long long)step);
-        return ATTND_ESTALE;
-    }
-    e->spec = &kv->models[model].spec;
-    return ATTND_OK;
-}
-
-static uint32_t accepted_of(const ending *e, uint32_t i) {
-    return e->accepted ? e->accepted[i] : 0;
-}
-
-static const uint32_t *tokens_of(const ending *e, uint32_t i) {
-    return e->tokens ? e->tokens[i] : NULL;
-}
-
-// put_back puts the committed entry back where a copy is not gone on with.
-static void put_back(const ending *e) {
-    for (uint32_t n = 0; n < e->kv->step_aux[e->step].num_copies; n++) {
-        const kv_copy *copy = &copies_of(e->kv, e->step)[n];
-        uint32_t i, idx = copied_of(e->kv, e->step, n, &i);
-        if (accepted_of(e, i) == 0 && !is_found(e->kv, e->step, i)) {
-            set_last(e->kv, idx, copy->group, copy->src);
-        }
-    }
-}
-
-// put_tables puts where the tables of sequence i begin and their checksums, if these change.  *n
-// counts the step's copies, which are in the order of sequences and groups.
-static void put_tables(const ending *e, uint32_t i, uint32_t *n) {
-    kv_cache *kv = e->kv;
-    uint32_t idx = (uint32_t)e->seqs[i].seq, committed = e->seqs[i].committed;
-    for (uint32_t g = 0; g < e->spec->num_groups; g++) {
-        uint32_t block_tokens = e->spec->groups[g].block_tokens;
-        uint32_t have = kv_blocks_of(committed, block_tokens);
-        uint32_t want = kv_blocks_of(committed + accepted_of(e, i), block_tokens);
-        uint32_t before = kv->seqs[idx].first[g], first = before;
-        const uint32_t *table = kv_table(kv, idx, g);
-        uint64_t sum = kv->seqs[idx].table_sums[g];
-        if (accepted_of(e, i) > 0) {
-            first = window_of(kv, e->spec, e->step, i, g);
-        }
-        if (first != before) {
-            kv_redo_put(kv, &kv->seqs[idx].first[g], first);
-        }
-        sum -= kv_sum_entries(table, before, first < have ? first : have);
-        sum += kv_sum_entries(table, first > have ? first : have, want);
-        const kv_copy *copy = &copies_of(kv, e->step)[*n];
-        uint32_t of = KV_NONE;
-        if (*n < kv->step_aux[e->step].num_copies) {
-            copied_of(kv, e->step, *n, &of);
-        }
-        if (of == i && copy->group == g) {
-            ++*n;
-            if (accepted_of(e, i) > 0 && !is_found(kv, e->step, i)) {
-                sum += kv_sum_entry(have - 1, copy->dst) - kv_sum_entry(have - 1, copy->src);
-            }
-        }
-        if (sum != kv->seqs[idx].table_sums[g]) {
-            kv_redo_put64(kv, &kv->seqs[idx].table_sums[g], sum);
-        }
-    }
-}
-
-// publish_end ends the step: every length and the reply, in the committing store of kv_step_commit
-// and kv_step_abort.
-static void publish_end(const ending *e, kv_request rq, kv_op op, uint64_t step) {
-    kv_cache *kv = e->kv;
-    kv_redo_begin(kv);
-    kv_redo_put(kv, &kv->steps[e->step].state, KV_FREE);
-    for (uint32_t n = 0; n < kv->step_aux[e->step].num_copies; n++) {
-        uint32_t i, idx = copied_of(kv, e->step, n, &i);
-        if (!is_found(kv, e->step, i)) {
-            kv_redo_put(kv, &kv->seqs[idx].old_last[copies_of(kv, e->step)[n].group], KV_NONE);
-        }
-    }
-    uint32_t *values = kv_reply_put(kv, rq, op, step, op == KV_OP_COMMIT ? e->num_seqs : 0);
-    for (uint32_t i = 0, copies = 0; i < e->num_seqs; i++) {
-        put_tables(e, i, &copies);
-        kv_chain_put(kv, (uint32_t)e->seqs[i].seq, accepted_of(e, i), tokens_of(e, i),
-                     hit_of(kv, e->step, i));
-        uint32_t len = e->seqs[i].committed + accepted_of(e, i);
-        kv_redo_put(kv, &kv->seqs[(uint32_t)e->seqs[i].seq].committed, len);
-        if (values && op == KV_OP_COMMIT) {
-            kv_redo_put(kv, values++, len);
-        }
-    }
-    kv_redo_commit(kv);
-}
-
-// finish gives back what the sequences do not go on with.
-static void finish(const ending *e) {
-    kv_cache *kv = e->kv;
-    for (uint32_t n = 0; n < kv->step_aux[e->step].num_copies; n++) {
-        const kv_copy *copy = &copies_of(kv, e->step)[n];
-        uint32_t i;
-        copied_of(kv, e->step, n, &i);
-        bool goes_on = accepted_of(e, i) > 0 || is_found(kv, e->step, i);
-        kv_seq_give_block(kv, e->spec->tenant, goes_on ? copy->src : copy->dst);
-    }
-    for (uint32_t i = 0; i < e->num_seqs; i++) {
-        const kv_step_seq *s = &e->seqs[i];
-        uint32_t idx = (uint32_t)s->seq;
-        for (uint32_t g = 0; g < e->spec->num_groups; g++) {
-            uint32_t block_tokens = e->spec->groups[g].block_tokens;
-            kv_seq_give_blocks(kv, idx, g,
-                               kv_blocks_of(s->committed + accepted_of(e, i), block_tokens),
-                               kv_blocks_of(s->committed + s->new_len + s->reserve, block_tokens));
-        }
-        kv_step_hit *hit = hit_of(kv, e->step, i);
-        kv_chain_committed(kv, idx, s->committed, tokens_of(e, i), hit);
-        for (uint32_t g = 0; g < e->spec->num_groups; g++) {
-            kv_window_give(kv, idx, g, hit->first[g], kv->seqs[idx].first[g]);
-        }
-        drop_hit(kv, hit);
-        kv->seq_aux[idx].step = 0;
-    }
-    kv->session_aux[(uint32_t)kv->step_aux[e->step].session].steps--;
-    kv_slots_give_handle(&kv->lists->steps, kv->step_next, e->step, kv->steps[e->step].generation);
-}
-
-static void end_step(const ending *e, kv_request rq, kv_op op, uint64_t step) {
-    put_back(e);
-    publish_end(e, rq, op, step);
-    finish(e);
-}
-
-static attnd_err check_accepted(const ending *e, uint32_t num_accepted, attnd_errinfo *info) {
-    if (num_accepted != e->num_seqs) {
-        return attnd_fail(info, ATTND_EINVAL, "num_seqs", "the step has %u sequences, not %u",
-                          e->num_seqs, num_accepted);
-    }
-    for (uint32_t i = 0; i < e->num_seqs; i++) {
-        const kv_step_seq *s = &e->seqs[i];
-        if (e->accepted[i] > s->new_len || e->accepted[i] < s->cached) {
-            return attnd_fail(info, ATTND_EINVAL, "accepted",
-                              "sequence %u of the step: %u accepted, %u to %u are possible", i,
-                              e->accepted[i], s->cached, s->new_len);
-        }
-    }
-    return ATTND_OK;
-}
-
-attnd_err kv_step_commit(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
-                         uint32_t num_accepted, attnd_errinfo *info) {
-    return kv_step_commit_ids(kv, rq, step, accepted, NULL, num_accepted, info);
-}
-
-attnd_err kv_step_commit_ids(kv_cache *kv, kv_request rq, uint64_t step, const uint32_t *accepted,
-                             const uint32_t *const *tokens, uint32_t num_accepted,
-                             attnd_errinfo *info) {
-    ending e;
-    attnd_err err = check_end(kv, rq, step, &e, info);
-    if (err) {
-        return err;
-    }
-    e.accepted = accepted;
-    e.tokens = tokens;
-    err = check_accepted(&e, num_accepted, info);
-    if (err == ATTND_OK) {
-        end_step(&e, rq, KV_OP_COMMIT, step);
-    }
-    return err;
-}
-
-attnd_err kv_step_abort(kv_cache *kv, kv_request rq, uint64_t step) {
-    ending e;
-    attnd_err err = check_end(kv, rq, step, &e, NULL);
-    if (err == ATTND_OK) {
-        end_step(&e, rq, KV_OP_ABORT, step);
-    }
-    return err;
 }
