@@ -63,15 +63,14 @@ class Systemd:
                    LISTEN_FDNAMES=":".join(fds), WATCHDOG_USEC="200000")
         code = ("import os,sys; os.environ['LISTEN_PID']=str(os.getpid());"
                 "os.environ['WATCHDOG_PID']=str(os.getpid()); os.execv(sys.argv[1], sys.argv[1:])")
-        self.log = open(self.folder + "/log", "a+")
+        self.log = open(self.folder + "/log", "a")
         before = self.log.tell()
         self.unit = subprocess.Popen(
             [sys.executable, "-c", code, ATTND, "--listen", f"ipc://{self.folder}/s", *FLAGS],
             env=env, preexec_fn=child, close_fds=False, stdout=subprocess.PIPE, stderr=self.log)
         line = self.unit.stdout.readline().decode()
         assert line.startswith("attnd ready"), (line, self.whole_log())
-        self.log.seek(before)
-        return self.log.read()
+        return self.whole_log()[before:]
 
     def whole_log(self):
         with open(self.folder + "/log") as f:

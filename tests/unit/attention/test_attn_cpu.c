@@ -274,6 +274,76 @@ START_TEST(as_many_heads_as_there_may_be_fit) {
 }
 END_TEST
 
+// f8e4m3 is what a byte means: sign, 4 bits of exponent with bias 7, 3 of mantissa, no infinities.
+static float f8e4m3(int byte) {
+    int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    float sign = byte & 128 ? -1.0f : 1.0f;
+    if ((byte & 127) == 127) {
+        return NAN;
+    }
+    return exponent ? sign * ldexpf((float)(8 + mantissa), exponent - 10)
+                    : sign * ldexpf((float)mantissa, -9);
+}
+
+// near compares what two roundings may keep apart, and NaN with NaN.
+static void near(float got, float want, int byte) {
+    bool is_near = isnan(want) ? isnan(got) : fabsf(got - want) <= 1e-6f * fmaxf(1, fabsf(want));
+    ck_assert_msg(is_near, "byte %d: %g, expected %g", byte, (double)got, (double)want);
+}
+
+// check_bytes attends one key: what weighs 1 comes out as it is, and a key's only score is its LSE.
+static void check_bytes(attn_cpu *cpu, attnd_dtype q_dtype) {
+    enum { DIM = 256 };
+    static uint8_t pool[2][DIM]; // K, V
+    static uint16_t q[DIM], out[DIM];
+    tiny_init(&t, 1, 1);
+    t.row.q = q;
+    t.row.out = out;
+    t.row.v_offset = DIM;
+    t.table[0] = 0;
+    attn_shape *s = &t.params.shape;
+    s->q_dtype = q_dtype;
+    s->kv_dtype = ATTND_F8E4M3;
+    s->head_dim = s->v_head_dim = DIM;
+    s->block_tokens = 1;
+    s->stride_k_token = s->stride_v_token = s->stride_k_head = s->stride_v_head = DIM;
+    s->block_stride = sizeof(pool);
+    t.row.stride_q_token = t.row.stride_q_head = t.row.stride_out_token = t.row.stride_out_head =
+        DIM;
+    t.params.pool = pool;
+    t.params.pool_bytes = sizeof(pool);
+    t.params.num_blocks = 1;
+    for (int i = 0; i < DIM; i++) {
+        q[i] = q_dtype == ATTND_F16 ? 0x3c00 : 0x3f80; // 1
+        pool[1][i] = (uint8_t)i;
+    }
+    for (int byte = 0; byte < DIM; byte++) {
+        memset(pool[0], 0, DIM);
+        pool[0][byte] = (uint8_t)byte;
+        ATTND_CK_OK(attn_cpu_run(cpu, &t.params, NULL, NULL));
+        near(t.lse[0][0], f8e4m3(byte), byte);
+        if (!isnan(f8e4m3(byte))) {
+            for (int i = 0; i < DIM; i++) {
+                near(q_dtype == ATTND_F16 ? attnd_f16_to_f32(out[i]) : attnd_bf16_to_f32(out[i]),
+                     f8e4m3(i), i);
+            }
+        }
+    }
+}
+
+START_TEST(every_f8e4m3_byte_is_what_it_means) {
+    static const char *const isas[] = {"scalar", "avx2", "avx512", "avx512_bf16", "neon"};
+    for (size_t isa = 0; isa < sizeof(isas) / sizeof(isas[0]); isa++) {
+        attn_cpu *cpu = NULL;
+        if (!attn_cpu_create(&cpu, &(attn_cpu_opts){.num_threads = 1, .isa = isas[isa]}, NULL)) {
+            check_bytes(cpu, ATTND_BF16);
+            check_bytes(cpu, ATTND_F16);
+            attn_cpu_free(cpu);
+        }
+    }
+}
+END_TEST
+
 START_TEST(an_engine_runs_thousands_of_launches) {
     attn_cpu *cpu = create(3, 4);
     tiny_init(&t, 16, 8);
@@ -314,6 +384,7 @@ static Suite *suite(void) {
     tcase_add_test(c, all_appends_come_before_all_reads);
     tcase_add_test(c, saturated_values_are_counted);
     tcase_add_test(c, as_many_heads_as_there_may_be_fit);
+    tcase_add_test(c, every_f8e4m3_byte_is_what_it_means);
     tcase_add_test(c, an_engine_runs_thousands_of_launches);
     suite_add_tcase(s, c);
     return s;
