@@ -32,7 +32,6 @@ enum {
     BURST = 16,      // submissions of one ring in a turn
     SLICE_US = 20,   // of polling between two looks at everything else
     AWAIT_US = 100,  // the same while something is awaited elsewhere, which takes every look
-    AWAIT_RINGS = 8, // between two looks there
     PACKETS = 16,    // of one connection, and connections of the socket, in one event
     IDLE_PAUSES = 4, // between two turns that found nothing
     YIELD_US = 5,    // without an event, before the processor is offered to others between two
@@ -321,23 +320,30 @@ static bool serve(conn *c) {
     return any;
 }
 
-// serve_all gives every ring one turn, or as many as get one before the slice is over; the next
-// slice goes on behind them.
+// next_pending returns the first ring with a submission, NULL when there is none.  Rings without
+// one cost a load: many sit there while few work.
+static conn *next_pending(srv_rings *t) {
+    LIST_FOREACH (&t->rings, node) {
+        if (srv_ring_pending(&ring_conn(node)->ring)) {
+            return ring_conn(node);
+        }
+    }
+    return NULL;
+}
+
+// serve_all gives every ring that has something one turn, or as many as get one before the slice is
+// over; the next slice goes on behind them.  What is awaited elsewhere is looked at between them.
 static bool serve_all(srv_rings *t, uint64_t until_us) {
     bool any = false;
-    for (uint32_t i = t->info.rings; i > 0 && !list_empty(&t->rings); i--) {
-        list_node *node = list_first(&t->rings);
-        list_remove(node);
-        list_append(&t->rings, node);
-        if (i % AWAIT_RINGS == 0) {
-            any = t->opts.poll(t->opts.ctx) || any;
+    conn *c;
+    for (uint32_t i = t->info.rings; i > 0 && (c = next_pending(t)); i--) {
+        list_remove(&c->node);
+        list_append(&t->rings, &c->node);
+        any = serve(c) || any;
+        if (attnd_clock_us() >= until_us) {
+            break;
         }
-        if (serve(ring_conn(node))) {
-            any = true;
-            if (attnd_clock_us() >= until_us) {
-                break;
-            }
-        }
+        t->opts.poll(t->opts.ctx);
     }
     return any;
 }
