@@ -1,11 +1,11 @@
-// attn_cpu_avx512_f8.c is decode of F8E4M3 with tables (attn_cpu_f8_avx512.h), on top of
+// attn_cpu_avx512_f8.c is decode of F8E4M3 with tables (attn_cpu_simd_f8_avx512.h), on top of
 // attn_cpu_avx512_bf16.c.
 //
 // Thread: any.
 #include "attention/cpu/attn_cpu_vec_avx512.h"
 
 #define SIMD_PRODUCT   vec_fma
-#define SIMD_F8_HEADER "attention/cpu/attn_cpu_f8_avx512.h"
+#define SIMD_F8_HEADER "attention/cpu/attn_cpu_simd_f8_avx512.h"
 #include "attention/cpu/attn_cpu_simd.h"
 
 static void stream_f8(simd_work *w, int32_t current) {

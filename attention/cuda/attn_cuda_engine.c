@@ -19,6 +19,7 @@
 #include "attention/attn_engine_core.h"
 #include "attention/cuda/attn_cuda.h"
 #include "attention/cuda/attn_cuda_engine.h"
+#include "attention/cuda/attn_cuda_enter.h"
 #include "attention/cuda/attn_cuda_error.h"
 #include "attention/cuda/attn_cuda_memory.h"
 #include "attention/cuda/attn_cuda_plan.h"
@@ -56,24 +57,8 @@ typedef struct cuda_engine {
     plan_set *sets;
 } cuda_engine;
 
-// enter makes the engine's device current, and lets the thread allocate while a stream of the
-// caller is under capture.  leave_device undoes it.
-typedef struct entered {
-    int device;
-    enum cudaStreamCaptureMode mode;
-} entered;
-
-static entered enter(const cuda_engine *c) {
-    entered was = {0, cudaStreamCaptureModeRelaxed};
-    (void)cudaGetDevice(&was.device);
-    (void)cudaSetDevice(c->device);
-    (void)cudaThreadExchangeStreamCaptureMode(&was.mode);
-    return was;
-}
-
-static void leave_device(entered was) {
-    (void)cudaThreadExchangeStreamCaptureMode(&was.mode);
-    (void)cudaSetDevice(was.device);
+static attn_cuda_entered enter(const cuda_engine *c) {
+    return attn_cuda_enter(c->device);
 }
 
 // ---- sets of plans
@@ -264,13 +249,13 @@ static attnd_err run(attn_engine *e, attn_engine_step *s, const attn_params *p,
                      const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info) {
     cuda_engine *c = e->backend;
     enum cudaStreamCaptureStatus status;
-    entered was = enter(c);
+    attn_cuda_entered was = enter(c);
     attnd_err err = ATTND_OK;
     TRY_CUDA(cudaStreamIsCapturing((cudaStream_t)args->stream, &status));
     s->captures = status != cudaStreamCaptureStatusNone;
     err = s->captures ? capture(c, s, p, args, choice, info) : run_now(c, s, p, args, choice, info);
 end:
-    leave_device(was);
+    attn_cuda_leave(was);
     return err;
 }
 
@@ -335,7 +320,7 @@ static attnd_err replay(attn_engine *e, uint64_t captured, attn_engine_step *s, 
         return attnd_fail(info, ATTND_ESTALE, "captured",
                           "nothing was captured during such a step of the model");
     }
-    entered was = enter(c);
+    attn_cuda_entered was = enter(c);
     set->half = (set->half + 1) % HALVES;
     attnd_err err = plan_layers(e, set, s, info);
     if (!err) {
@@ -349,7 +334,7 @@ static attnd_err replay(attn_engine *e, uint64_t captured, attn_engine_step *s, 
             attn_engine_mark(s, l);
         }
     }
-    leave_device(was);
+    attn_cuda_leave(was);
     return err;
 }
 
@@ -372,34 +357,34 @@ static attnd_err ready(attn_engine *e, attn_engine_step *s, attnd_errinfo *info)
     if (!s->runs) {
         return ATTND_OK;
     }
-    entered was = enter(e->backend);
+    attn_cuda_entered was = enter(e->backend);
     attnd_err err = s->handle ? note(s, info) : ATTND_OK; // else it was noted when it was left
     if (!err) {
         TRY_CUDA(cudaEventSynchronize(s->event));
         s->runs = false;
     }
 end:
-    leave_device(was);
+    attn_cuda_leave(was);
     return err;
 }
 
 // leave: where the end cannot be noted (the stream is no more) it is waited for.
 static void leave(attn_engine *e, attn_engine_step *s) {
     if (s->runs) {
-        entered was = enter(e->backend);
+        attn_cuda_entered was = enter(e->backend);
         if (note(s, NULL)) {
             (void)cudaDeviceSynchronize();
             s->runs = false;
         }
-        leave_device(was);
+        attn_cuda_leave(was);
     }
 }
 
 static bool busy(attn_engine *e, attn_engine_step *s) {
     if (s->runs) {
-        entered was = enter(e->backend);
+        attn_cuda_entered was = enter(e->backend);
         s->runs = cudaEventQuery(s->event) == cudaErrorNotReady;
-        leave_device(was);
+        attn_cuda_leave(was);
     }
     return s->runs;
 }
@@ -418,11 +403,11 @@ static void drop(attn_engine *e, attn_engine_step *s) {
 static attnd_err alloc(attn_engine *e, attn_engine_memory *out, size_t bytes, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
     attn_engine_memory m = {.bytes = bytes};
-    entered was = enter(e->backend);
+    attn_cuda_entered was = enter(e->backend);
     TRY_CUDA(cudaHostAlloc((void **)&m.host, bytes, cudaHostAllocDefault));
     TRY_CUDA(cudaMalloc((void **)&m.device, bytes));
 end:
-    leave_device(was);
+    attn_cuda_leave(was);
     if (err) {
         (void)cudaFreeHost(m.host);
         return err;
@@ -433,18 +418,18 @@ end:
 
 static attnd_err show(attn_engine *e, const attn_engine_memory *m, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
-    entered was = enter(e->backend);
+    attn_cuda_entered was = enter(e->backend);
     TRY_CUDA(cudaMemcpy(m->device, m->host, m->bytes, cudaMemcpyHostToDevice));
 end:
-    leave_device(was);
+    attn_cuda_leave(was);
     return err;
 }
 
 static void free_memory(attn_engine *e, attn_engine_memory *m) {
-    entered was = enter(e->backend);
+    attn_cuda_entered was = enter(e->backend);
     (void)cudaFreeHost(m->host);
     (void)cudaFree(m->device);
-    leave_device(was);
+    attn_cuda_leave(was);
 }
 
 // ---- life
@@ -460,7 +445,7 @@ static attnd_err engine_open(attn_engine *e, const attnd_engine_opts *opts, attn
     if (err) {
         return err;
     }
-    entered was = enter(c);
+    attn_cuda_entered was = enter(c);
     TRY_CUDA(cudaFree(NULL)); // makes the context
     err = attn_cuda_memory_adopt(&c->arena, c->device, opts->bytes, opts->fd, opts->bytes, info);
     if (!err) {
@@ -471,7 +456,7 @@ static attnd_err engine_open(attn_engine *e, const attnd_engine_opts *opts, attn
         err = attn_cuda_create(&c->cuda, &cuda, info);
     }
 end:
-    leave_device(was);
+    attn_cuda_leave(was);
     return err;
 }
 
@@ -480,14 +465,14 @@ static void engine_close(attn_engine *e) {
     if (!c) {
         return;
     }
-    entered was = enter(c);
+    attn_cuda_entered was = enter(c);
     for (plan_set *set; (set = c->sets);) {
         c->sets = set->next;
         free_set(set);
     }
     attn_cuda_free(c->cuda);
     attn_cuda_memory_close(&c->arena);
-    leave_device(was);
+    attn_cuda_leave(was);
     free(c);
 }
 

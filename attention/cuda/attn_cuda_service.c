@@ -15,6 +15,7 @@
 
 #include "attention/attn_engine.h"
 #include "attention/cuda/attn_cuda_engine.h"
+#include "attention/cuda/attn_cuda_enter.h"
 #include "attention/cuda/attn_cuda_error.h"
 #include "attention/cuda/attn_cuda_memory.h"
 #include "proto/client/attnd_engine.h"
@@ -39,26 +40,6 @@ typedef struct service {
     uint8_t *flags, *device_flags; // the same
     batch_fn *batch;
 } service;
-
-// enter makes the engine's device current, and lets other streams of the thread be under capture.
-// leave undoes it.
-typedef struct entered {
-    int device;
-    enum cudaStreamCaptureMode mode;
-} entered;
-
-static entered enter(const service *s) {
-    entered was = {0, cudaStreamCaptureModeRelaxed};
-    (void)cudaGetDevice(&was.device);
-    (void)cudaSetDevice(s->device);
-    (void)cudaThreadExchangeStreamCaptureMode(&was.mode);
-    return was;
-}
-
-static void leave(entered was) {
-    (void)cudaThreadExchangeStreamCaptureMode(&was.mode);
-    (void)cudaSetDevice(was.device);
-}
 
 // ---- life
 
@@ -158,13 +139,13 @@ end:
 
 static void service_close(void *state) {
     service *s = state;
-    entered was = enter(s);
+    attn_cuda_entered was = attn_cuda_enter(s->device);
     (void)cudaDeviceSynchronize();
     if (s->flags) {
         (void)cudaHostUnregister(s->flags);
     }
     attn_cuda_memory_close(&s->region);
-    leave(was);
+    attn_cuda_leave(was);
     free(s);
 }
 
@@ -197,7 +178,7 @@ static attnd_err capture(void *state, void *stream, uint64_t *id, attnd_errinfo 
     attnd_err err = ATTND_OK;
     enum cudaStreamCaptureStatus status;
     unsigned long long number = 0;
-    entered was = enter(state);
+    attn_cuda_entered was = attn_cuda_enter(((const service *)state)->device);
 #if CUDART_VERSION >= 13000
     TRY_CUDA(
         cudaStreamGetCaptureInfo((cudaStream_t)stream, &status, &number, NULL, NULL, NULL, NULL));
@@ -210,7 +191,7 @@ static attnd_err capture(void *state, void *stream, uint64_t *id, attnd_errinfo 
             attnd_fail(info, ATTND_EINVAL, "stream", "the stream's capture is not valid any more");
     }
 end:
-    leave(was);
+    attn_cuda_leave(was);
     return err;
 }
 
@@ -270,7 +251,7 @@ static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
                            attnd_errinfo *info) {
     const service *s = state;
     attnd_err err = ATTND_OK;
-    entered was = enter(s);
+    attn_cuda_entered was = attn_cuda_enter(s->device);
     for (uint32_t i = 0; i < h->num_in && !err; i++) {
         err = copy(&h->in[i], (cudaStream_t)stream, info);
     }
@@ -280,17 +261,17 @@ static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
     for (uint32_t i = 0; i < h->num_out && !err; i++) {
         err = copy(&h->out[i], (cudaStream_t)stream, info);
     }
-    leave(was);
+    attn_cuda_leave(was);
     return err;
 }
 
 static bool idle(void *state, void *stream) {
-    entered was = enter(state);
+    attn_cuda_entered was = attn_cuda_enter(((const service *)state)->device);
     cudaError_t code = cudaStreamQuery((cudaStream_t)stream);
     if (code != cudaSuccess) {
         (void)cudaGetLastError();
     }
-    leave(was);
+    attn_cuda_leave(was);
     return code != cudaErrorNotReady;
 }
 

@@ -1,12 +1,12 @@
-// attn_cpu_f8_avx512 is the stream form's products with F8E4M3 for AVX-512 with VBMI and the dot
-// product of bf16 pairs.  Every F8E4M3 is a bf16: two tables of 128 bytes give its bytes for 64
+// attn_cpu_simd_f8_avx512 is the stream form's products with F8E4M3 for AVX-512 with VBMI and the
+// dot product of bf16 pairs.  Every F8E4M3 is a bf16: two tables of 128 bytes give its bytes for 64
 // elements at once, which costs 5 instructions.  Scores multiply those by Q in bf16
 // (simd_score.pairs) two columns a lane; where Q has another type, and for V, a shift and a mask
 // more make floats of them.  As everywhere, the values are 2^-8 of what is meant.
 //
 // Included by attn_cpu_simd_stream.h in place of its own dots_quad and weigh_f8.
-#ifndef ATTND_ATTENTION_CPU_ATTN_CPU_F8_AVX512_H
-#define ATTND_ATTENTION_CPU_ATTN_CPU_F8_AVX512_H
+#ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_F8_AVX512_H
+#define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_F8_AVX512_H
 
 // F8_BF16 is 2^-8 of the F8E4M3 of bits x in [0, 127] as bf16.
 #define F8_BF16(x)                                    \
