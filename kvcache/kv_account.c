@@ -9,6 +9,7 @@
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_prefix.h"
 #include "kvcache/kv_spill.h"
+#include "kvcache/kv_step.h"
 #include "kvcache/kv_sum.h"
 #include "kvcache/kv_window.h"
 
@@ -117,16 +118,6 @@ static bool count_entry(recount *r, uint32_t idx, uint32_t class_idx, uint32_t e
     return true;
 }
 
-// step_of returns the place of a sequence among those of open steps, KV_NONE when it has no step.
-static uint64_t step_of(const kv_cache *kv, uint32_t idx) {
-    uint32_t step = kv->seq_aux[idx].step;
-    uint64_t at = (uint64_t)(step - 1) * kv->opts.max_step_seqs;
-    while (step && (uint32_t)kv->step_seqs[at].seq != idx) {
-        at++;
-    }
-    return step ? at : KV_NONE;
-}
-
 // count_table counts the blocks of a sequence in a group.
 static bool count_table(recount *r, uint32_t idx, uint32_t g, const kv_group_spec *group) {
     const kv_cache *kv = r->kv;
@@ -134,7 +125,7 @@ static bool count_table(recount *r, uint32_t idx, uint32_t g, const kv_group_spe
     const uint32_t *table = kv_table(kv, idx, g);
     uint32_t class_idx = kv->model_aux[s->model].classes[g];
     uint32_t have = kv_blocks_of(s->committed, group->block_tokens), num = have, found = have;
-    uint64_t sum = kv_sum_entries(table, s->first[g], have), at = step_of(kv, idx);
+    uint64_t sum = kv_sum_entries(table, s->first[g], have), at = kv_step_place(kv, idx);
     if (at != KV_NONE) {
         const kv_step_seq *in = &kv->step_seqs[at];
         num = kv_blocks_of(s->committed + in->new_len + in->reserve, group->block_tokens);

@@ -15,6 +15,7 @@
 #include "kvcache/kv_pool.h"
 #include "kvcache/kv_redo.h"
 #include "kvcache/kv_session.h"
+#include "kvcache/kv_step.h"
 #include "kvcache/kv_sum.h"
 #include "kvcache/kv_window.h"
 
@@ -484,12 +485,8 @@ static uint32_t blocks_of(const kv_cache *kv, uint32_t idx) {
     const kv_led_seq *s = &kv->seqs[idx];
     const kv_model_spec *spec = &kv->models[s->model].spec;
     uint32_t len = s->committed, blocks = 0, found = 0;
-    uint32_t step = kv->seq_aux[idx].step;
-    if (step) {
-        uint64_t at = (uint64_t)(step - 1) * kv->opts.max_step_seqs;
-        while ((uint32_t)kv->step_seqs[at].seq != idx) {
-            at++;
-        }
+    uint64_t at = kv_step_place(kv, idx);
+    if (at != KV_NONE) {
         len += kv->step_seqs[at].new_len + kv->step_seqs[at].reserve;
         found = kv->step_hits[at].blocks;
     }

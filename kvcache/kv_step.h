@@ -28,6 +28,17 @@ static inline bool kv_step_is_found(const kv_cache *kv, uint32_t step, uint32_t 
     return kv_step_hit_of(kv, step, i)->partial != 0;
 }
 
+// kv_step_place returns where a sequence stands among those of all open steps (kv.step_seqs,
+// kv.step_hits), KV_NONE when it has no step.
+static inline uint64_t kv_step_place(const kv_cache *kv, uint32_t idx) {
+    uint32_t step = kv->seq_aux[idx].step;
+    uint64_t at = (uint64_t)(step - 1) * kv->opts.max_step_seqs;
+    while (step && (uint32_t)kv->step_seqs[at].seq != idx) {
+        at++;
+    }
+    return step ? at : KV_NONE;
+}
+
 // kv_step_set_last stores the entry of a sequence's last committed block.
 static inline void kv_step_set_last(const kv_cache *kv, uint32_t idx, uint32_t g, uint32_t entry) {
     const kv_led_seq *s = &kv->seqs[idx];

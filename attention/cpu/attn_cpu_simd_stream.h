@@ -8,12 +8,12 @@
 //              the step
 //
 // F8E4M3 is widened to halves of 2^-8 its value (exact, and both types' subnormals agree) some keys
-// at a time, on the stack, and then goes the way of F16: a register has no cheaper way from a byte
-// to a float, and loads convert halves for free.
+// at a time, on the stack, and then goes the way of F16: loads convert halves for free.  An
+// instruction set with a cheaper way from a byte to a float names it in SIMD_F8_HEADER.
 //
 // Between the multiplications stand the prefetches of the rows that come next, 64 rows ahead and in
 // the order of memory, so that they are spread evenly: in a burst they gain nothing.  Each line is
-// asked for again some KiB later: not all prefetches are kept when misses are many.
+// asked for again some KiB later, which gains where misses are many.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 

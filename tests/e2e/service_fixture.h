@@ -38,6 +38,14 @@ static inline void begin(void) {
     service_join(&s, path, hello, MIB, FLAGS);
 }
 
+// begin_one makes the tiny model and a sequence of it, too.  *m is the sequence's from then on.
+static inline void begin_one(play_model *m, play_seq *seq) {
+    begin();
+    *m = play_tiny();
+    play_open(&c, m);
+    play_create(&c, m, seq);
+}
+
 // ck_clean: nothing of a call is left, and the accounting is right.
 static inline void ck_clean(void) {
     ck_assert_double_eq(e2e_stat(&c, "service.waiting"), 0);

@@ -6,11 +6,9 @@
 #include "tests/e2e/service_fixture.h"
 
 START_TEST(layers_give_what_the_reference_gives) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     static const uint32_t lens[] = {1, 40, 8, 600, 1, 1, 18}; // decodes and prefills of two chunks
     for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
         whole(&m, &seq, lens[i]);
@@ -26,11 +24,9 @@ END_TEST
 
 // A layer whose flag takes its time is prepared; then something else goes in between.
 START_TEST(what_is_prepared_is_run_or_given_up) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq, other;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     play_create(&c, &m, &other);
     for (int round = 0; round < 20; round++) {
         play_step step = open_step(&m, &seq, 1 + (uint32_t)round % 8, 0);
@@ -115,11 +111,9 @@ START_TEST(a_layer_that_reads_anothers_cache_appends_nothing) {
 END_TEST
 
 START_TEST(flags_may_come_before_the_call_and_a_step_in_parts) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     play_step step = open_step(&m, &seq, 3, 0);
     proto_attend_all all = service_layout(&step, 0, PAIR), first = all, second = all;
     play_tensors t = play_random(&step);
@@ -279,11 +273,9 @@ START_TEST(a_layer_waits_for_an_attend_of_its_own) {
 END_TEST
 
 START_TEST(a_step_without_rows_is_answered_by_the_host) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     whole(&m, &seq, 3);
     play_part part = {.seq = &seq};
     play_step step;

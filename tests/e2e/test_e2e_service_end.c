@@ -56,11 +56,9 @@ START_TEST(what_ends_a_step_ends_its_call_and_the_stream_drains) {
 END_TEST
 
 START_TEST(a_second_cancel_ends_the_drain) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     play_step step = open_step(&m, &seq, 2, 0);
     proto_attend_all all = service_layout(&step, 0, PAIR);
     service_send(&s, &all, sizeof(all));
@@ -79,11 +77,9 @@ END_TEST
 
 // The device refuses the launch of one call (its rows say so), and lives on.
 START_TEST(a_launch_that_fails_fails_its_call_alone) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq, other;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     play_create(&c, &m, &other);
     play_step step = open_step(&m, &seq, FAULTY_LAUNCH, 0);
     proto_attend_all all = service_layout(&step, 0, PAIR);
@@ -103,11 +99,9 @@ START_TEST(a_launch_that_fails_fails_its_call_alone) {
 END_TEST
 
 START_TEST(a_lost_device_fails_what_waits_and_its_streams_end) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq, other;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     play_create(&c, &m, &other);
     play_step step = open_step(&m, &seq, FAULTY_LOSS, 0), waits = open_step(&m, &other, 1, 0);
     proto_attend_all all = service_layout(&step, 0, PAIR),

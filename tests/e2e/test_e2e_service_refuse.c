@@ -104,11 +104,9 @@ typedef struct fault {
 #define FIELD(name) offsetof(proto_attend_all, name), sizeof(((proto_attend_all *)0)->name)
 
 START_TEST(a_bad_call_is_refused_whole) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     play_step step = open_step(&m, &seq, 3, 0);
     const proto_attend_all all = service_layout(&step, 0, PAIR);
     const uint64_t q_bytes = 3 * 4 * 32 * 4, whole_region = s.given.bytes;
@@ -228,11 +226,9 @@ START_TEST(a_pair_belongs_to_one_call_and_calls_are_bounded) {
 END_TEST
 
 START_TEST(a_stream_whose_call_is_refused_ends) {
-    begin();
-    play_model m = play_tiny();
     play_seq seq;
-    play_open(&c, &m);
-    play_create(&c, &m, &seq);
+    play_model m;
+    begin_one(&m, &seq);
     play_step step = open_step(&m, &seq, 1, 0);
     proto_attend_all all = service_layout(&step, 0, PAIR);
     service_raise(&s, PAIR); // the stream is ahead of the host
