@@ -57,7 +57,8 @@ static void lens(sched_req *req, uint32_t row, int32_t *q_len, int32_t *kv_len) 
     *kv_len = s->kv_len;
 }
 
-// check_rows has attention and the backend check the rows of this request alone.
+// check_rows has attention and the backend check the rows of this request alone, which are in
+// core->rows then, without SRV_STAGE_ON_DEVICE.
 static attnd_err check_rows(srv_core *core, srv_request *rq, attnd_errinfo *info) {
     const srv_step *step = rq->attend.step;
     fill(&rq->sched, core->rows);
@@ -324,7 +325,9 @@ void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket) {
     if (!backend->ops->prepare || !is_decode(step) || check_rows(core, rq, &info)) {
         return; // what is wrong with it is told when it is run
     }
-    fill(&rq->sched, core->rows); // check_rows has changed them
+    for (uint32_t i = 0; i < step->num_active && rq->attend.on_device; i++) {
+        core->rows[i].flags |= SRV_STAGE_ON_DEVICE; // which check_rows has taken away
+    }
     attn_params params = {.shape = *step->model->shape,
                           .pool = backend->sched.pool,
                           .pool_bytes = backend->sched.pool_bytes,
