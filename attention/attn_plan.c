@@ -8,6 +8,11 @@
 // processing time first), to a quarter of an octave: a counting sort, since a plan of 128 rows has
 // 5 us.
 //
+// A decode row that is much of its launch is cut in rounds: a split for every worker, all splits of
+// a round together half of the keys that are left (factoring; Hummel, Schonberg, Flynn, 1992).  So
+// there are few states to merge, and yet the last tasks are short: a helper that comes late, or is
+// slower, costs little.
+//
 // MAX_ROW_COST keeps sums over all rows inside 64 bits.  A task is found from its index by
 // bisection over the running sums, so that a plan takes O(rows) memory however many tiles a long
 // prefill has.
@@ -23,6 +28,7 @@ enum {
     TASKS_PER_WORKER = 8,
     MIN_TASK_COST = 8192,
     MIN_SPLIT_KEYS = 256,
+    ROUND_PARTS = 64, // a split of a round is no less than this part of what a worker gets of a row
     STATE_ALIGN_FLOATS = 16, // 64 bytes
     NUM_BUCKETS = 256,       // of the order: 64 octaves in quarters
 };
@@ -116,29 +122,71 @@ static void set_keys(attn_plan_row *r, const attn_row *row, const attn_shape *s,
     r->cost = is_huge || cost > MAX_ROW_COST ? MAX_ROW_COST : cost;
 }
 
-// set_splits decides where the splits begin, given how many tasks the row should give.
-static void set_splits(attn_plan_row *r, const attn_params *p, uint64_t tasks_wanted) {
-    uint64_t tasks = (uint64_t)r->head_parts * (uint64_t)r->block_tiles * (uint64_t)r->num_blocks;
+// round_keys returns the keys of a split when so many of its row are left; of equal splits too.
+static int32_t round_keys(const attn_plan_row *r, int64_t left) {
+    if (r->round_splits == 0) {
+        return r->split_keys;
+    }
+    int64_t keys = ceil_div(left, 2 * (int64_t)r->round_splits);
+    keys = ceil_div(keys, ATTN_STEP_KEYS) * ATTN_STEP_KEYS;
+    return keys < r->split_keys ? r->split_keys : (int32_t)keys;
+}
+
+// set_rounds cuts a row in rounds, if it has the keys for them and that gives no more splits than
+// there may be.
+static bool set_rounds(attn_plan_row *r, int32_t workers) {
+    int64_t keys = r->key_end - r->key_first;
+    int64_t least = ceil_div(MIN_TASK_COST * keys, (int64_t)r->cost);
+    int64_t part = keys / (ROUND_PARTS * (int64_t)workers);
+    least = least < part ? part : least;
+    least = ceil_div(least, ATTN_STEP_KEYS) * ATTN_STEP_KEYS;
+    if (keys < 2 * least * workers) {
+        return false;
+    }
+    r->split_keys = (int32_t)least;
+    r->round_splits = workers;
+    int64_t num = 0;
+    for (int64_t left = keys; left > 0;) {
+        int64_t each = round_keys(r, left);
+        num += each * workers < left ? workers : ceil_div(left, each);
+        left -= each * workers;
+    }
+    r->num_splits = (int32_t)num;
+    r->round_splits = num > ATTN_MAX_SPLITS ? 0 : workers;
+    return num <= ATTN_MAX_SPLITS;
+}
+
+// set_equal cuts a row in equal splits, as many as tasks are wanted of each of its tiles.
+static void set_equal(attn_plan_row *r, uint64_t tasks, uint64_t tasks_wanted) {
     int32_t keys = r->key_end - r->key_first;
+    int64_t wanted = 1;
+    if (tasks > 0 && tasks_wanted > tasks) {
+        wanted = ceil_div((int64_t)tasks_wanted, (int64_t)tasks);
+    }
+    int64_t most = keys / MIN_SPLIT_KEYS;
+    wanted = wanted > most ? most : wanted;
+    wanted = wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS : wanted;
+    int64_t split = wanted > 1 ? ceil_div(keys, wanted) : keys;
+    split = ceil_div(split, ATTN_STEP_KEYS) * ATTN_STEP_KEYS;
+    r->split_keys = (int32_t)(split > keys ? keys : split);
+    r->num_splits = split < keys ? (int32_t)ceil_div(keys, split) : 1;
+}
+
+// set_splits decides where the splits begin, given how many tasks the row should give.
+static void set_splits(attn_plan_row *r, const attn_params *p, uint64_t tasks_wanted,
+                       uint32_t workers) {
+    uint64_t tasks = (uint64_t)r->head_parts * (uint64_t)r->block_tiles * (uint64_t)r->num_blocks;
+    bool is_much = r->decode && workers > 1 && tasks_wanted >= 2 * (uint64_t)workers;
+    r->round_splits = 0;
     if (p->deterministic) {
         r->key_first -= r->key_first % ATTN_SPLIT_TOKENS;
         r->split_keys = ATTN_SPLIT_TOKENS;
         r->num_splits = (int32_t)ceil_div(r->key_end - r->key_first, ATTN_SPLIT_TOKENS);
     } else if (p->num_splits > 0) {
-        r->split_keys = (int32_t)ceil_div(keys, p->num_splits);
+        r->split_keys = (int32_t)ceil_div(r->key_end - r->key_first, p->num_splits);
         r->num_splits = p->num_splits;
-    } else {
-        int64_t wanted = 1;
-        if (tasks > 0 && tasks_wanted > tasks) {
-            wanted = ceil_div((int64_t)tasks_wanted, (int64_t)tasks);
-        }
-        int64_t most = keys / MIN_SPLIT_KEYS;
-        wanted = wanted > most ? most : wanted;
-        wanted = wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS : wanted;
-        int64_t split = wanted > 1 ? ceil_div(keys, wanted) : keys;
-        split = ceil_div(split, ATTN_STEP_KEYS) * ATTN_STEP_KEYS;
-        r->split_keys = (int32_t)(split > keys ? keys : split);
-        r->num_splits = split < keys ? (int32_t)ceil_div(keys, split) : 1;
+    } else if (tasks != 1 || !is_much || !set_rounds(r, (int32_t)workers)) {
+        set_equal(r, tasks, tasks_wanted);
     }
     r->num_splits = r->num_splits < 1 ? 1 : r->num_splits;
 }
@@ -151,9 +199,10 @@ static void set_tasks(attn_plan_row *r, attn_plan *plan, const attn_params *p,
     uint64_t tiles = (uint64_t)r->block_tiles * (uint64_t)r->num_blocks;
     r->head_parts =
         r->head_step == p->shape.kv_heads ? 1 : (int32_t)ceil_div(p->shape.kv_heads, r->head_step);
-    set_splits(r, p, wanted);
+    set_splits(r, p, wanted, m->workers);
     uint64_t tasks = tiles * (uint64_t)r->head_parts;
-    if (tasks * (uint64_t)r->num_splits < wanted && r->head_step > 1 && tasks > 0) {
+    if (r->round_splits == 0 && tasks * (uint64_t)r->num_splits < wanted && r->head_step > 1 &&
+        tasks > 0) {
         uint64_t parts = wanted / (tiles * (uint64_t)r->num_splits);
         int64_t step = ceil_div(p->shape.kv_heads, (int64_t)(parts ? parts : 1));
         r->head_step = min_i32(r->head_step, (int32_t)(step < 1 ? 1 : step));
@@ -175,13 +224,18 @@ static void set_tasks(attn_plan_row *r, attn_plan *plan, const attn_params *p,
     } else if (!p->deterministic && p->num_splits == 0 && r->num_splits > 1) {
         r->split_keys = r->key_end - r->key_first; // nobody asked for splits
         r->num_splits = 1;
+        r->round_splits = 0;
     }
     r->num_tasks = r->spread ? tasks * (uint64_t)r->num_splits : tasks;
 }
 
-// bucket_of is the cost of a task in quarters of an octave, the costliest first.
+// bucket_of is the cost of a task in quarters of an octave, the costliest first; of a row in rounds
+// that of its last tasks, which even out what came before.
 static uint32_t bucket_of(const attn_plan_row *r) {
     uint64_t cost = r->num_tasks > 1 ? r->cost / r->num_tasks : r->cost;
+    if (r->round_splits > 0) {
+        cost = r->cost / (uint64_t)(r->key_end - r->key_first) * (uint64_t)r->split_keys;
+    }
     if (cost < 4) {
         return NUM_BUCKETS - 1;
     }
@@ -257,8 +311,14 @@ static uint32_t find(const uint64_t *ends, uint32_t num, uint64_t index) {
 
 void attn_plan_split(const attn_plan_row *row, int32_t split, int32_t *key_first,
                      int32_t *key_end) {
-    int64_t first = row->key_first + (int64_t)split * row->split_keys;
-    int64_t end = first + row->split_keys;
+    int64_t left = row->key_end - row->key_first;
+    for (; row->round_splits > 0 && split >= row->round_splits && left > 0;
+         split -= row->round_splits) {
+        left -= (int64_t)round_keys(row, left) * row->round_splits;
+    }
+    int64_t keys = round_keys(row, left);
+    int64_t first = row->key_end - left + split * keys;
+    int64_t end = first + keys;
     *key_first = (int32_t)(first < row->key_end ? first : row->key_end);
     *key_end = (int32_t)(end < row->key_end ? end : row->key_end);
 }
@@ -322,10 +382,11 @@ void attn_plan_print(const attn_plan *plan, FILE *out) {
     for (uint32_t i = 0; i < plan->num_rows; i++) {
         const attn_plan_row *r = &plan->rows[plan->order[i]];
         fprintf(out,
-                "  row %u: %s, keys %d to %d in %d splits of %d %s, %d head parts of %d, "
+                "  row %u: %s, keys %d to %d in %d splits of %s%d %s, %d head parts of %d, "
                 "%d x %d tiles of %d rows, %" PRIu64 " tasks, cost %" PRIu64 "\n",
                 r->row, r->decode ? "decode" : "prefill", r->key_first, r->key_end, r->num_splits,
-                r->split_keys, r->spread ? "spread" : "folded", r->head_parts, r->head_step,
-                r->num_blocks, r->block_tiles, r->q_step, r->num_tasks, r->cost);
+                r->round_splits > 0 ? "at least " : "", r->split_keys,
+                r->spread ? "spread" : "folded", r->head_parts, r->head_step, r->num_blocks,
+                r->block_tiles, r->q_step, r->num_tasks, r->cost);
     }
 }

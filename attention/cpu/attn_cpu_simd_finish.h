@@ -6,38 +6,52 @@
 #include "attention/cpu/attn_cpu_ops.h"
 #include "attention/cpu/attn_cpu_simd_math.h"
 
-static inline float exp2_of(float x) {
-    float lanes[VEC_LANES];
-    vec_store(lanes, simd_exp2(vec_set1(x)));
-    return lanes[0];
+enum { SIMD_MERGE_AHEAD = 2048 }; // bytes; states lie one behind the other
+
+// merge_row: acc = acc * keep + more * add.
+static inline void merge_row(float *acc, const float *more, int32_t v_head_dim, vec keep, vec add) {
+    int32_t c = 0;
+    for (; c + VEC_LANES <= v_head_dim; c += VEC_LANES) {
+        __builtin_prefetch((const char *)(more + c) + SIMD_MERGE_AHEAD, 0, 3);
+        vec_store(acc + c, vec_fma(vec_load(more + c), add, vec_mul(vec_load(acc + c), keep)));
+    }
+    if (c < v_head_dim) {
+        int32_t n = v_head_dim - c;
+        vec x = vec_mul(vec_widen(acc + c, ATTND_F32, n), keep);
+        x = vec_fma(vec_widen(more + c, ATTND_F32, n), add, x);
+        vec_narrow(acc + c, ATTND_F32, n, x);
+    }
 }
 
 // simd_merge: see attn_cpu_ops.merge.  acc = acc * 2^(m - m') + more * 2^(from m - m').
 static void simd_merge(const attn_state *into, const attn_state *from, int32_t rows,
                        int32_t v_head_dim) {
-    for (int32_t r = 0; r < rows; r++) {
-        float *acc = into->acc + (int64_t)r * v_head_dim;
-        const float *more = from->acc + (int64_t)r * v_head_dim;
-        if (from->d[r] == 0) {
-            continue;
+    for (int32_t first = 0; first < rows; first += VEC_LANES) {
+        float keep[VEC_LANES], add[VEC_LANES], most[VEC_LANES];
+        int32_t n = rows - first < VEC_LANES ? rows - first : VEC_LANES;
+        vec m = vec_widen(into->m + first, ATTND_F32, n);
+        vec more_m = vec_widen(from->m + first, ATTND_F32, n);
+        vec new_m = vec_max(more_m, m);
+        vec_store(most, new_m);
+        vec_store(keep, simd_exp2(vec_sub(m, new_m)));
+        vec_store(add, simd_exp2(vec_sub(more_m, new_m)));
+        for (int32_t i = 0; i < n; i++) {
+            int32_t r = first + i;
+            float *acc = into->acc + (int64_t)r * v_head_dim;
+            const float *more = from->acc + (int64_t)r * v_head_dim;
+            if (from->d[r] == 0) {
+                continue;
+            }
+            if (into->d[r] == 0) {
+                memcpy(acc, more, (size_t)v_head_dim * sizeof(float));
+                into->m[r] = from->m[r];
+                into->d[r] = from->d[r];
+                continue;
+            }
+            merge_row(acc, more, v_head_dim, vec_set1(keep[i]), vec_set1(add[i]));
+            into->d[r] = into->d[r] * keep[i] + from->d[r] * add[i];
+            into->m[r] = most[i];
         }
-        if (into->d[r] == 0) {
-            memcpy(acc, more, (size_t)v_head_dim * sizeof(float));
-            into->m[r] = from->m[r];
-            into->d[r] = from->d[r];
-            continue;
-        }
-        float m = from->m[r] <= into->m[r] ? into->m[r] : from->m[r];
-        float keep = exp2_of(into->m[r] - m);
-        float add = exp2_of(from->m[r] - m);
-        for (int32_t c = 0; c < v_head_dim; c += VEC_LANES) {
-            int32_t n = v_head_dim - c < VEC_LANES ? v_head_dim - c : VEC_LANES;
-            vec x = vec_mul(vec_widen(acc + c, ATTND_F32, n), vec_set1(keep));
-            x = vec_fma(vec_widen(more + c, ATTND_F32, n), vec_set1(add), x);
-            vec_narrow(acc + c, ATTND_F32, n, x);
-        }
-        into->d[r] = into->d[r] * keep + from->d[r] * add;
-        into->m[r] = m;
     }
 }
 

@@ -253,6 +253,66 @@ START_TEST(one_long_sequence_keeps_every_worker_busy) {
 }
 END_TEST
 
+// check_splits wants the splits of row 0 to have these numbers of keys.
+static void check_splits(const int32_t *keys, int32_t num) {
+    int32_t at = plan.rows[0].key_first;
+    ck_assert_int_eq(plan.rows[0].num_splits, num);
+    for (int32_t split = 0; split < num; split++) {
+        int32_t first, end;
+        attn_plan_split(&plan.rows[0], split, &first, &end);
+        ck_assert_int_eq(first, at);
+        ck_assert_int_eq(end - first, keys[split]);
+        at = end;
+    }
+    ck_assert_int_eq(at, plan.rows[0].key_end);
+}
+
+// A key of 8 heads of 4 rows costs 64, so that 128 keys are as much as a task has at least.
+START_TEST(a_long_decode_is_cut_in_rounds_of_half_of_what_is_left) {
+    static const int32_t two[] = {1024, 1024, 512, 512, 256, 256, 128, 128, 128, 128};
+    static const int32_t uneven[] = {320, 320, 192, 192, 128, 48}; // steps of 64, the last is cut
+    static const int32_t four[] = {512, 512, 512, 512, 256, 256, 256, 256,
+                                   128, 128, 128, 128, 128, 128, 128, 128};
+    start(32, 8);
+    add(4096, 1);
+    make(2);
+    check_splits(two, 10);
+    make(4);
+    check_splits(four, 16);
+    start(32, 8);
+    add(1200, 1);
+    make(2);
+    check_splits(uneven, 6);
+}
+END_TEST
+
+START_TEST(a_decode_too_short_for_rounds_is_cut_in_equal_splits) {
+    static const int32_t equal[] = {256, 256, 256, 256, 256, 256, 256, 256,
+                                    256, 256, 256, 256, 256, 256, 256, 256};
+    start(32, 8);
+    add(4096, 1);
+    make(32);
+    ck_assert_int_eq(plan.rows[0].round_splits, 0);
+    check_splits(equal, 16);
+}
+END_TEST
+
+// The parts of a launch that are much of it come last, for their short last tasks.
+START_TEST(rows_in_rounds_even_out_what_comes_before) {
+    for (uint32_t workers = 2; workers <= 8; workers *= 2) {
+        start(32, 8);
+        add(65536, 1);
+        for (int i = 0; i < 3; i++) {
+            add(4000 + below(4000), 1);
+        }
+        make(workers);
+        ck_assert_int_eq(plan.rows[0].round_splits, (int32_t)workers);
+        ck_assert_double_lt(makespan(workers), 1.03);
+        check_cover();
+    }
+}
+END_TEST
+
 START_TEST(a_ragged_batch_keeps_every_worker_busy) {
     for (uint32_t workers = 2; workers <= 32; workers *= 2) {
         start(32, 8);
@@ -424,6 +484,9 @@ static Suite *suite(void) {
     tcase_set_timeout(c, 60);
     tcase_add_test(c, every_query_row_meets_every_key_once);
     tcase_add_test(c, no_tile_crosses_a_query_block);
+    tcase_add_test(c, a_long_decode_is_cut_in_rounds_of_half_of_what_is_left);
+    tcase_add_test(c, a_decode_too_short_for_rounds_is_cut_in_equal_splits);
+    tcase_add_test(c, rows_in_rounds_even_out_what_comes_before);
     tcase_add_test(c, deterministic_splits_begin_at_multiples_of_1024);
     tcase_add_test(c, forced_splits_are_as_many_as_asked);
     tcase_add_test(c, one_long_sequence_keeps_every_worker_busy);
