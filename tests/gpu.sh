@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds what runs on a GPU, tests it there (memcheck too), and times it beside cuDNN and
-# FlashAttention-2, with what DRAM moved; the ratios come last.  Full figures are under build/gpu (or
+# Builds what runs on a GPU, tests it there (memcheck too), and times it in turns with cuDNN, with
+# what DRAM moved; the ratios come last.  Full figures are under build/gpu (or
 # $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
 #     tests/gpu.sh model [CELL ...]  a whole model step, attnd in process and in service mode (under an
@@ -117,15 +117,13 @@ if [ -z "$bench" ]; then
     echo "left out: libuv, cJSON and NNG are not here, nor ATTND_BUILD"
     exit $failed
 fi
-own timeout 200 "$bench" kernels --backend cuda --json "$out/bench.json" ${lengths:+--lengths "$lengths"} \
+peer=()
+python3 -c 'import torch' 2>/dev/null && peer=(--peer "python3 $PWD/tests/load/peers.py --serve")
+own timeout 300 "$bench" kernels --backend cuda --json "$out/bench.json" ${lengths:+--lengths "$lengths"} "${peer[@]}" \
     >"$out/bench.txt" 2>&1 || failed=1
 grep -vE '^asked.*: met$' "$out/bench.txt" | sed 's/ (read in random order[^|]*)//; s/, [0-9]* splits ([^)]*)//' | cut -c1-170
 
-if python3 -c 'import torch' 2>/dev/null; then
-    timeout 120 python3 tests/load/peers.py "$out/bench.json" --json "$out/peers.json" >"$out/peers.txt" 2>&1 || failed=1
-else
-    echo "peers are left out: no PyTorch" >"$out/peers.txt"
-fi
+python3 tests/load/peers.py "$out/bench.json" >"$out/peers.txt" 2>&1 || failed=1
 
 # moved prints what ncu saw the first decode launch of a case move, over the bytes of its K and V.
 moved() {

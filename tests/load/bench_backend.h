@@ -16,7 +16,13 @@ typedef struct bench_backend bench_backend; // each backend has its own
 typedef struct bench_backend_opts {
     const char *kernel; // instruction set or kernel by name, one of kernels; NULL = the best
     uint32_t threads;   // of a CPU; 0 = as many as there are
+    const char *peer;   // a program that times the peers (bench_cuda_peer.h); NULL = none
 } bench_backend_opts;
+
+// bench_pace is how fast a device was allowed to run; 0 = unknown.
+typedef struct bench_pace {
+    double mhz, watts;
+} bench_pace;
 
 // bench_ceiling is what a case is held against: bytes or operations that the machine can do.
 typedef struct bench_ceiling {
@@ -38,7 +44,8 @@ typedef struct bench_backend_ops {
     uint64_t sample_bytes;
     uint32_t sample_calls;
 
-    // open: ATTND_ENOTSUP when there is no such device or kernel.  The caller owns *out: close.
+    // open: ATTND_ENOTSUP when there is no such device, kernel or peer.  The caller owns *out:
+    // close.
     attnd_err (*open)(bench_backend **out, const bench_backend_opts *opts, attnd_errinfo *info);
     void (*close)(bench_backend *b);
 
@@ -65,6 +72,9 @@ typedef struct bench_backend_ops {
     attnd_err (*time)(bench_backend *b, const attn_params *const *launches, uint32_t num,
                       double *us, attnd_errinfo *info);
 
+    // pace says at which pace the last time or peer ran; may be NULL.
+    bench_pace (*pace)(const bench_backend *b);
+
     // plan_us returns the microseconds that planning a launch takes on the host, 0 when that is
     // part of run; may be NULL.
     double (*plan_us)(bench_backend *b, const attn_params *launch);
@@ -86,6 +96,9 @@ typedef struct bench_backend_ops {
     const char *(*peer_name)(bench_backend *b, const bench_case *c);
     attnd_err (*peer)(bench_backend *b, const bench_case *c, uint32_t copies, double *us,
                       attnd_errinfo *info);
+    // peer_follows: a case's peer is timed right behind the case, since they share a clock that
+    // follows the power; else all peers behind all cases, since their threads linger.
+    bool peer_follows;
     // peer_missing says which peer is not there and how to get it, NULL when none is missing.
     const char *(*peer_missing)(bench_backend *b);
 } bench_backend_ops;

@@ -94,6 +94,9 @@ static uint32_t processors(void) {
 
 static attnd_err cpu_open(bench_backend **out, const bench_backend_opts *opts,
                           attnd_errinfo *info) {
+    if (opts->peer) {
+        return attnd_fail(info, ATTND_ENOTSUP, "peer", "--peer is of --backend cuda");
+    }
     bench_backend *b = calloc(1, sizeof(*b));
     if (!b) {
         return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory");

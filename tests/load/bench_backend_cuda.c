@@ -5,8 +5,8 @@
 // that takes a tenth of what the memory can do.  A sample is a CUDA graph of its calls, captured
 // once and replayed, between two events.
 //
-// Decode is held against what simple kernels read (bench_cuda_read.h).  Prefill is held against
-// nothing here: its peers are in PyTorch (tests/peers.py).
+// Decode is held against what simple kernels read (bench_cuda_read.h).  The peers of decode and
+// prefill are in PyTorch: a process of its own that takes turns with this one (bench_cuda_peer.h).
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,7 @@
 #include "attention/cuda/attn_cuda_memory.h"
 #include "tests/load/bench_backend.h"
 #include "tests/load/bench_cuda_grid.h"
+#include "tests/load/bench_cuda_peer.h"
 #include "tests/load/bench_cuda_read.h"
 #include "tests/load/bench_nvml.h"
 #include "tests/load/bench_result.h"
@@ -58,7 +59,8 @@ typedef struct sample {
 
 struct bench_backend {
     struct cudaDeviceProp prop;
-    char bus_id[32];
+    bench_nvml *nvml;
+    bench_cuda_peer *peer; // NULL = none was asked for
     attn_cuda *engine;
     bench_cuda_read *read;
     cudaStream_t stream;
@@ -71,6 +73,7 @@ struct bench_backend {
     sample samples[MAX_GRAPHS];
     uint32_t num_samples;
     char kernel[MAX_KERNEL_NAME];
+    bench_pace pace; // of the last time or peer
 };
 
 // Decode and prefill are the best decode kernel, and with it prefill, for all rows.
@@ -97,21 +100,27 @@ static attnd_err open_engine(bench_backend *b, const char *kernel, attnd_errinfo
     return err;
 }
 
-static attnd_err make(bench_backend *b, const char *kernel, attnd_errinfo *info) {
+static attnd_err make(bench_backend *b, const bench_backend_opts *opts, attnd_errinfo *info) {
+    char bus_id[32];
     attnd_err err = attn_cuda_driver_check(info);
     if (err != ATTND_OK) {
         return err;
     }
     TRY_CUDA(cudaSetDevice(0));
     TRY_CUDA(cudaGetDeviceProperties(&b->prop, 0));
-    TRY_CUDA(cudaDeviceGetPCIBusId(b->bus_id, sizeof(b->bus_id), 0));
+    TRY_CUDA(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), 0));
     TRY_CUDA(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     TRY_CUDA(cudaEventCreate(&b->begin));
     TRY_CUDA(cudaEventCreate(&b->end));
-    err = open_engine(b, kernel, info);
+    b->nvml = bench_nvml_open(bus_id);
+    if (!b->nvml) {
+        return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory");
+    }
+    err = open_engine(b, opts->kernel, info);
     uint64_t bytes =
         b->prop.totalGlobalMem / 8 < READ_BYTES ? b->prop.totalGlobalMem / 8 : READ_BYTES;
-    return err == ATTND_OK ? bench_cuda_read_open(&b->read, bytes, info) : err;
+    err = err == ATTND_OK ? bench_cuda_read_open(&b->read, bytes, info) : err;
+    return err == ATTND_OK && opts->peer ? bench_cuda_peer_open(&b->peer, opts->peer, info) : err;
 }
 
 // forget gives back what was made for the launches of a group.
@@ -124,11 +133,16 @@ static void forget(bench_backend *b) {
         attn_cuda_plan_free(b->plans[i].plan);
     }
     b->num_samples = b->num_plans = 0;
+    if (b->peer) {
+        bench_cuda_peer_drop(b->peer);
+    }
 }
 
 static void cuda_close(bench_backend *b) {
     forget(b);
     free(b->plans);
+    bench_cuda_peer_close(b->peer);
+    bench_nvml_close(b->nvml);
     bench_cuda_read_close(b->read);
     attn_cuda_free(b->engine);
     (void)cudaFree(b->image);
@@ -144,7 +158,7 @@ static attnd_err cuda_open(bench_backend **out, const bench_backend_opts *opts,
     if (!b) {
         return attnd_fail(info, ATTND_ENOMEM, NULL, "no memory");
     }
-    attnd_err err = make(b, opts->kernel, info);
+    attnd_err err = make(b, opts, info);
     if (err != ATTND_OK) {
         cuda_close(b);
         return err;
@@ -157,7 +171,7 @@ static void cuda_describe(const bench_backend *b, char *out, size_t bytes) {
     char limits[160];
     int runtime = 0;
     (void)cudaRuntimeGetVersion(&runtime);
-    bench_nvml_limits(b->bus_id, limits, sizeof(limits));
+    bench_nvml_limits(b->nvml, limits, sizeof(limits));
     snprintf(out, bytes, "%s (sm_%d%d, %d SMs, %llu MiB), kernel %s; CUDA runtime %d.%d, %s",
              b->prop.name, b->prop.major, b->prop.minor, b->prop.multiProcessorCount,
              (unsigned long long)(b->prop.totalGlobalMem >> 20), b->kernel, runtime / 1000,
@@ -165,7 +179,7 @@ static void cuda_describe(const bench_backend *b, char *out, size_t bytes) {
 }
 
 static void cuda_state(const bench_backend *b, char *out, size_t bytes) {
-    bench_nvml_state(b->bus_id, out, bytes);
+    bench_nvml_state(b->nvml, out, bytes);
 }
 
 static uint32_t cuda_threads(const bench_backend *b) {
@@ -348,10 +362,33 @@ static attnd_err cuda_time(bench_backend *b, const attn_params *const *launches,
     TRY_CUDA(cudaEventRecord(b->begin, b->stream));
     TRY_CUDA(cudaGraphLaunch(s->exec, b->stream));
     TRY_CUDA(cudaEventRecord(b->end, b->stream));
+    bench_nvml_pace(b->nvml, &b->pace.mhz, &b->pace.watts); // while it runs
     TRY_CUDA(cudaEventSynchronize(b->end));
     TRY_CUDA(cudaEventElapsedTime(&ms, b->begin, b->end));
     *us = (double)ms * 1e3 / num;
     return ATTND_OK;
+}
+
+static bench_pace cuda_pace(const bench_backend *b) {
+    return b->pace;
+}
+
+// ---- peers
+
+static const char *cuda_peer_name(bench_backend *b, const bench_case *c) {
+    return b->peer ? bench_cuda_peer_name(b->peer, c) : NULL;
+}
+
+static attnd_err cuda_peer(bench_backend *b, const bench_case *c, uint32_t copies, double *us,
+                           attnd_errinfo *info) {
+    (void)copies; // it has as many as it needs
+    return bench_cuda_peer_time(b->peer, c, us, &b->pace, info);
+}
+
+static const char *cuda_peer_missing(bench_backend *b) {
+    return b->peer ? NULL
+                   : "peers are left out: --peer 'python3 tests/load/peers.py --serve' is cuDNN, "
+                     "where PyTorch is";
 }
 
 // ---- ceilings
@@ -408,8 +445,13 @@ const bench_backend_ops bench_backend_cuda = {
     .get = cuda_get,
     .run = cuda_run,
     .time = cuda_time,
+    .pace = cuda_pace,
     .plan_us = cuda_plan_us,
     .ceilings = cuda_ceilings,
     .ceiling = cuda_ceiling,
     .machine = cuda_machine,
+    .peer_name = cuda_peer_name,
+    .peer = cuda_peer,
+    .peer_follows = true,
+    .peer_missing = cuda_peer_missing,
 };

@@ -27,6 +27,7 @@ typedef struct entry {
     uint32_t way, ways;
     bool has_peer;
     double us[BENCH_MAX_REPS], ceiling[BENCH_MAX_REPS], peer[BENCH_MAX_REPS];
+    bench_pace pace[BENCH_MAX_REPS], peer_pace[BENCH_MAX_REPS];
 } entry;
 
 // group_run is what the steps below share.
@@ -189,6 +190,30 @@ static attnd_err prepare(group_run *g) {
     return err;
 }
 
+static bench_pace pace_of(const group_run *g) {
+    return g->ops->pace ? g->ops->pace(g->b) : (bench_pace){0};
+}
+
+static bench_pace median_pace(const bench_pace *paces, uint32_t reps) {
+    double mhz[BENCH_MAX_REPS], watts[BENCH_MAX_REPS];
+    for (uint32_t i = 0; i < reps; i++) {
+        mhz[i] = paces[i].mhz;
+        watts[i] = paces[i].watts;
+    }
+    return (bench_pace){bench_spread_of(mhz, reps).median, bench_spread_of(watts, reps).median};
+}
+
+static attnd_err sample_peer(group_run *g, entry *e, uint32_t rep) {
+    if (!e->has_peer) {
+        return ATTND_OK;
+    }
+    // One more than the repetitions until the case's own copies come again.
+    uint32_t copies = e->num_sets / (2 * g->step) + 1;
+    attnd_err err = g->ops->peer(g->b, e->c, copies, &e->peer[rep], g->info);
+    e->peer_pace[rep] = pace_of(g);
+    return err;
+}
+
 static attnd_err repeat(group_run *g, uint32_t rep) {
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < g->num && err == ATTND_OK; i++) {
@@ -201,14 +226,13 @@ static attnd_err repeat(group_run *g, uint32_t rep) {
     }
     for (uint32_t i = 0; i < g->num && err == ATTND_OK; i++) {
         err = sample_calls(g, &g->entries[i], &g->entries[i].us[rep]);
-    }
-    for (uint32_t i = 0; i < g->num && err == ATTND_OK; i++) {
-        entry *e = &g->entries[i];
-        if (e->has_peer) {
-            // One more than the repetitions until the case's own copies come again.
-            uint32_t copies = e->num_sets / (2 * g->step) + 1;
-            err = g->ops->peer(g->b, e->c, copies, &e->peer[rep], g->info);
+        g->entries[i].pace[rep] = pace_of(g);
+        if (err == ATTND_OK && g->ops->peer_follows) {
+            err = sample_peer(g, &g->entries[i], rep);
         }
+    }
+    for (uint32_t i = 0; i < g->num && err == ATTND_OK && !g->ops->peer_follows; i++) {
+        err = sample_peer(g, &g->entries[i], rep);
     }
     return err;
 }
@@ -229,11 +253,13 @@ static void finish(entry *e, uint32_t calls, uint32_t reps) {
     bench_result *r = e->result;
     r->calls = calls;
     r->us = bench_spread_of(e->us, reps);
+    r->pace = median_pace(e->pace, reps);
     if (e->ways > 0) {
         r->ceiling_value = bench_spread_of(e->ceiling, reps);
     }
     if (e->has_peer) {
         r->peer_us = bench_spread_of(e->peer, reps);
+        r->peer_pace = median_pace(e->peer_pace, reps);
     }
     bench_result_derive(r);
 }

@@ -13,7 +13,7 @@
 enum { DEFAULT_REPS = 11, MIN_COLD_BYTES = 256 << 20, COLD_CACHES = 3, MAX_COMMAND = 512 };
 
 typedef struct kernels_opts {
-    const char *backend, *json, *pattern, *kernel, *lengths;
+    const char *backend, *json, *pattern, *kernel, *lengths, *peer;
     uint32_t threads, reps, cold_mib;
     bool help;
 } kernels_opts;
@@ -145,7 +145,7 @@ static void set_timing(bench_kernels_report *r, const kernels_opts *o,
 static int execute(const kernels_opts *o, const bench_backend_ops *ops, const char *command) {
     attnd_errinfo info = {0};
     bench_backend *b = NULL;
-    bench_backend_opts opts = {.kernel = o->kernel, .threads = o->threads};
+    bench_backend_opts opts = {.kernel = o->kernel, .threads = o->threads, .peer = o->peer};
     // A case that is written out is a group of its own.
     bench_case whole;
     const char *const one[] = {o->pattern, NULL};
@@ -223,6 +223,10 @@ int bench_kernels(int argc, char **argv) {
         {"lengths", BENCH_OPT_TEXT, &o.lengths, "FILE",
          "numbers, one a line, that the lengths of ragged cases of as many sequences are in "
          "proportion to",
+         0, 0, false},
+        {"peer", BENCH_OPT_TEXT, &o.peer, "COMMAND",
+         "cuda: times the same cases in turns with ours, such as 'python3 tests/load/peers.py "
+         "--serve'",
          0, 0, false},
         {"threads", BENCH_OPT_U32, &o.threads, "N", "default: all processors", 1, BENCH_MAX_THREADS,
          false},

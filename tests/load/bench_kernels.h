@@ -1,11 +1,12 @@
 // bench_kernels times groups of cases on a backend.
 //
 // The cases of a group are measured in turns, and each beside its ceiling, so that all of them see
-// the same hours of a shared machine: a repetition takes every case's ceiling, then every case,
-// then every peer; while times of a case spread by more than 15%, there are more of them, up to
-// three times as many.  A decode or ragged case has so many copies of its data that the group's
-// together exceed the last cache several times, and walks them in turn: what it reads is never
-// cached. Outputs are compared with float64 before anything is timed.
+// the same hours of a shared machine and the same clocks: a repetition takes every case's ceiling,
+// then every case and every peer, on a GPU each behind its case; while times of a case spread by
+// more than 15%, there are more of them, up to three times as many.  A decode or ragged case has so
+// many copies of its data that the group's together exceed the last cache several times, and walks
+// them in turn: what it reads is never cached. Outputs are compared with float64 before anything is
+// timed.
 #ifndef ATTND_LOAD_BENCH_KERNELS_H
 #define ATTND_LOAD_BENCH_KERNELS_H
 

@@ -20,6 +20,11 @@ void bench_result_text(const bench_result *r, char out[BENCH_RESULT_BYTES]) {
     if (r->peer[0] != '\0') {
         used += snprintf(out + used, (size_t)(BENCH_RESULT_BYTES - used), " | %.2fx %.8s",
                          r->peer_us.median / r->us.median, r->peer);
+        if (r->peer_pace.mhz > 0) {
+            used += snprintf(out + used, (size_t)(BENCH_RESULT_BYTES - used),
+                             ", spread %.1f%%, %.0f MHz beside %.0f", 100 * r->peer_us.spread,
+                             r->peer_pace.mhz, r->pace.mhz);
+        }
     }
     if (r->plan_us > 0) {
         used += snprintf(out + used, (size_t)(BENCH_RESULT_BYTES - used), " | plan %.1f us",
@@ -38,6 +43,14 @@ static void add_spread(cJSON *o, const char *key, const bench_spread *s) {
     cJSON_AddNumberToObject(one, "max", s->max);
     cJSON_AddNumberToObject(one, "spread", s->spread);
     cJSON_AddNumberToObject(one, "repetitions", s->num);
+}
+
+static void add_pace(cJSON *o, const char *key, const bench_pace *pace) {
+    if (pace->mhz > 0) {
+        cJSON *one = cJSON_AddObjectToObject(o, key);
+        cJSON_AddNumberToObject(one, "mhz", pace->mhz);
+        cJSON_AddNumberToObject(one, "watts", pace->watts);
+    }
 }
 
 static void add_lengths(cJSON *one, const bench_case *c) {
@@ -70,6 +83,7 @@ static cJSON *case_json(const bench_result *r) {
     cJSON_AddNumberToObject(one, "gbs", r->gbs);
     cJSON_AddNumberToObject(one, "gflops", r->gflops);
     add_spread(one, "time", &r->us);
+    add_pace(one, "pace", &r->pace);
     cJSON_AddNumberToObject(one, "calls_per_repetition", r->calls);
     if (r->ceiling_value.median > 0) {
         cJSON_AddNumberToObject(one, "ceiling_share", r->ceiling_share);
@@ -90,6 +104,7 @@ static cJSON *case_json(const bench_result *r) {
     if (r->peer[0] != '\0') {
         cJSON_AddStringToObject(one, "peer", r->peer);
         add_spread(one, "peer_us", &r->peer_us);
+        add_pace(one, "peer_pace", &r->peer_pace);
         cJSON_AddNumberToObject(one, "speed_over_peer", r->peer_us.median / r->us.median);
     }
     return one;

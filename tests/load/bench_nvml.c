@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef void *nvml_device;
@@ -26,23 +27,25 @@ enum {
     XX(power_limit, nvmlDeviceGetEnforcedPowerLimit, (nvml_device, unsigned *)) \
     XX(temperature, nvmlDeviceGetTemperature, (nvml_device, int, unsigned *))
 
-typedef struct nvml {
+struct bench_nvml {
 #define XX(name, symbol, arguments) int(*name) arguments;
     NVML_MAP(XX)
 #undef XX
+    void *lib;
     nvml_device device;
-} nvml;
+    const char *missing; // NULL = all is there
+};
 
 // find_nvml returns what is missing, NULL when all is there.
-static const char *find_nvml(nvml *n, const char *bus_id) {
-    void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!lib) {
+static const char *find_nvml(bench_nvml *n, const char *bus_id) {
+    n->lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!n->lib) {
         return "clocks and power unknown: no libnvidia-ml.so.1";
     }
     // ISO C has no cast from an object to a function pointer; dlsym's is stored as bytes.
 #define XX(name, symbol, arguments)                         \
     {                                                       \
-        void *found = dlsym(lib, #symbol);                  \
+        void *found = dlsym(n->lib, #symbol);               \
         if (!found) {                                       \
             return "clocks and power unknown: no " #symbol; \
         }                                                   \
@@ -55,35 +58,56 @@ static const char *find_nvml(nvml *n, const char *bus_id) {
                : "clocks and power unknown: NVML does not find the GPU";
 }
 
-void bench_nvml_limits(const char *bus_id, char *out, size_t bytes) {
-    nvml n;
+bench_nvml *bench_nvml_open(const char *bus_id) {
+    bench_nvml *n = calloc(1, sizeof(*n));
+    if (n) {
+        n->missing = find_nvml(n, bus_id);
+    }
+    return n;
+}
+
+void bench_nvml_close(bench_nvml *n) {
+    if (n && n->lib) {
+        (void)dlclose(n->lib);
+    }
+    free(n);
+}
+
+void bench_nvml_limits(const bench_nvml *n, char *out, size_t bytes) {
     char version[NVML_VERSION_BYTES] = "unknown";
     unsigned sm = 0, memory = 0, limit = 0; // MHz, MHz, mW
-    const char *missing = find_nvml(&n, bus_id);
-    if (missing) {
-        snprintf(out, bytes, "%s", missing);
+    if (n->missing) {
+        snprintf(out, bytes, "%s", n->missing);
         return;
     }
-    (void)n.driver(version, sizeof(version));
-    (void)n.max_clock(n.device, NVML_CLOCK_SM, &sm);
-    (void)n.max_clock(n.device, NVML_CLOCK_MEMORY, &memory);
-    (void)n.power_limit(n.device, &limit);
+    (void)n->driver(version, sizeof(version));
+    (void)n->max_clock(n->device, NVML_CLOCK_SM, &sm);
+    (void)n->max_clock(n->device, NVML_CLOCK_MEMORY, &memory);
+    (void)n->power_limit(n->device, &limit);
     snprintf(out, bytes, "driver %s, SM up to %u MHz, memory up to %u MHz, power limit %u W",
              version, sm, memory, limit / 1000);
 }
 
-void bench_nvml_state(const char *bus_id, char *out, size_t bytes) {
-    nvml n;
-    unsigned sm = 0, memory = 0, power = 0, celsius = 0; // MHz, MHz, mW
-    const char *missing = find_nvml(&n, bus_id);
-    if (missing) {
-        snprintf(out, bytes, "%s", missing);
+void bench_nvml_state(const bench_nvml *n, char *out, size_t bytes) {
+    unsigned memory = 0, celsius = 0; // MHz
+    double mhz, watts;
+    if (n->missing) {
+        snprintf(out, bytes, "%s", n->missing);
         return;
     }
-    (void)n.clock(n.device, NVML_CLOCK_SM, &sm);
-    (void)n.clock(n.device, NVML_CLOCK_MEMORY, &memory);
-    (void)n.power(n.device, &power);
-    (void)n.temperature(n.device, NVML_TEMPERATURE_GPU, &celsius);
-    snprintf(out, bytes, "SM %u MHz, memory %u MHz, %u W, %u degrees Celsius", sm, memory,
-             power / 1000, celsius);
+    bench_nvml_pace(n, &mhz, &watts);
+    (void)n->clock(n->device, NVML_CLOCK_MEMORY, &memory);
+    (void)n->temperature(n->device, NVML_TEMPERATURE_GPU, &celsius);
+    snprintf(out, bytes, "SM %.0f MHz, memory %u MHz, %.0f W, %u degrees Celsius", mhz, memory,
+             watts, celsius);
+}
+
+void bench_nvml_pace(const bench_nvml *n, double *mhz, double *watts) {
+    unsigned sm = 0, power = 0; // MHz, mW
+    if (!n->missing) {
+        (void)n->clock(n->device, NVML_CLOCK_SM, &sm);
+        (void)n->power(n->device, &power);
+    }
+    *mhz = sm;
+    *watts = power / 1000.0;
 }

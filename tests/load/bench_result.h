@@ -37,6 +37,7 @@ typedef struct bench_result {
     double plan_us; // on the host, before the launch; 0 = part of it
     char peer[160]; // "" = none
     bench_spread peer_us;
+    bench_pace pace, peer_pace; // medians
 } bench_result;
 
 // bench_result_derive fills name, kv_bytes, gbs, gflops and ceiling_share from c, us, ceiling and
