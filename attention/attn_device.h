@@ -116,11 +116,12 @@ typedef struct attn_device_ops {
 // attn_device is embedded first in a maker's own.
 struct attn_device {
     const attn_device_ops *ops;
-    char name[64];       // such as "NVIDIA H200"
-    uint8_t uuid[16];    // tells it from every other device
-    bool mps;            // contexts of processes are shared through NVIDIA's MPS
-    const char *kernels; // which of the maker's kernels it takes
-    void *arena;         // device address, aligned to 256 bytes at least
+    char name[64];        // such as "NVIDIA H200"
+    uint8_t uuid[16];     // tells it from every other device
+    bool mps;             // contexts of processes are shared through NVIDIA's MPS
+    uint64_t region_unit; // regions are whole multiples of so many bytes
+    const char *kernels;  // which of the maker's kernels it takes
+    void *arena;          // device address, aligned to 256 bytes at least
     uint64_t arena_bytes;
     int arena_fd; // a descriptor that other processes can map the arena by; -1 = none
     attn_device_buffer buffers[ATTN_DEVICE_BUFFERS];

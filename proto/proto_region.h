@@ -10,10 +10,14 @@
 // memfd that is sealed against shrinking and growing, to be mapped whole (MAP_SHARED) and
 // registered with the client's own context.  Both are the connection's: they go with it, once
 // nothing that the daemon runs uses them.  Any client may have a region, within the configured
-// bounds.  Refused by proto_attach_reply.status with ENOTSUP where the daemon computes on the CPU
-// (there a ring's data area is read and written in place) or is configured to give none, EMSGSIZE
-// for more bytes than a client may have (bytes then says how many it may), EBUSY when all that
-// clients may have is taken, ENOMEM or ECUDA when the GPU has none.
+// bounds.  It counts against these from the packet on; the answer comes when it is made, which may
+// take milliseconds, and those of others before it.  A client sends a proto_attach_left before it
+// closes: its word that it keeps no descriptor and no import of the region once its streams have
+// ended.  Without it the region counts until the client's process is gone.  Refused by
+// proto_attach_reply.status with ENOTSUP where the daemon computes on the CPU (there a ring's data
+// area is read and written in place) or is configured to give none, EMSGSIZE for more bytes than a
+// client may have (bytes then says how many it may), EBUSY when all that clients may have is taken,
+// ENOMEM or ECUDA when the GPU has none.
 //
 // Flags.  At offset 0 proto_flags, at PROTO_FLAGS_HEAD_BYTES proto_flag [num_flags], all 0 at
 // first.  Values are only ever 0 and 1, so a captured graph replays as it is.  Per layer:

@@ -30,7 +30,8 @@
 // to another when it is closed.
 //
 // Region.  With PROTO_ATTACH_REGION the client asks for device memory and flags, see
-// proto_region.h: the packet is then longer, and one more comes behind proto_attach_reply.
+// proto_region.h: the packet is then longer, and one more comes behind proto_attach_reply.  Its
+// last packet, too, is a proto_attach_left.
 //
 // Layout of the memfd.  Little-endian, offsets count bytes from its start
 // (proto_ring_layout_make):

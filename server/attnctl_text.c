@@ -158,6 +158,10 @@ static void print_service(const cJSON *service, FILE *out) {
                 whole(service, "waiting"), whole(service, "draining"), whole(service, "failed"),
                 whole(service, "calls"));
     }
+    if (number(service, "regions_kept") > 0) {
+        fprintf(out, "           %" PRIu64 " of them of processes that left without a word\n",
+                whole(service, "regions_kept"));
+    }
     if (number(service, "regions_without_mps") > 0) {
         fprintf(out, "WARNING    %" PRIu64 " clients came to share the GPU without MPS\n",
                 whole(service, "regions_without_mps"));

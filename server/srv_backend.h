@@ -1,6 +1,6 @@
 // srv_backend is where launches run: the compute threads (srv_compute) or a GPU (srv_gpu).  The
 // server picks one at the start by compute.device, and knows it by this table from then on.  Loop
-// thread only.
+// thread only, but where it says otherwise.
 #ifndef ATTND_SERVER_SRV_BACKEND_H
 #define ATTND_SERVER_SRV_BACKEND_H
 
@@ -25,8 +25,8 @@ typedef struct srv_backend_ops {
     // crowds is true while the backend's threads run that have no processor but those that a
     // spinning loop takes from them.
     bool (*crowds)(const srv_backend *b);
-    // Memory that clients share with the device, as in attn_device_ops; NULL: there is none, and no
-    // row with SRV_STAGE_ON_DEVICE and no signal may be submitted.
+    // Memory that clients share with the device, as in attn_device_ops, from any thread; NULL:
+    // there is none, and no row with SRV_STAGE_ON_DEVICE and no signal may be submitted.
     attnd_err (*region_make)(srv_backend *b, uint64_t bytes, attn_device_region *out,
                              attnd_errinfo *info);
     void (*region_free)(srv_backend *b, attn_device_region *r);
@@ -48,13 +48,14 @@ typedef struct srv_backend_ops {
 // srv_backend is embedded first in what implements it.
 struct srv_backend {
     const srv_backend_ops *ops;
-    sched_backend sched; // for sched_create
-    char device[16];     // "cpu", "cuda:0"
-    uint8_t uuid[16];    // of the device, zeros for the CPU
-    bool mps;            // the device's contexts are shared through NVIDIA's MPS
-    char name[64];       // of the device, "" = not known
-    const char *kernels; // which it takes, such as "avx512"
-    uint64_t prepared;   // launches that were found prepared, since the start
+    sched_backend sched;  // for sched_create
+    char device[16];      // "cpu", "cuda:0"
+    uint8_t uuid[16];     // of the device, zeros for the CPU
+    uint64_t region_unit; // regions are whole multiples of so many bytes
+    bool mps;             // the device's contexts are shared through NVIDIA's MPS
+    char name[64];        // of the device, "" = not known
+    const char *kernels;  // which it takes, such as "avx512"
+    uint64_t prepared;    // launches that were found prepared, since the start
 };
 
 #endif

@@ -161,9 +161,10 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "all_regions_memory", SRV_CONF_SIZE, CONF(all_regions_bytes), "1GiB", 0, 64ull << 40,
      NULL, false,
      "Regions of all clients together, at least that of one; above it regions are refused.  It "
-     "comes out of the GPU's memory beside cache.memory, as it is asked for.  What a client that "
-     "is "
-     "gone keeps by a descriptor of its region is not counted any more."},
+     "comes out of the GPU's memory beside cache.memory, as it is asked for.  One counts until "
+     "its client says that it keeps no descriptor of it, or its process is gone; what another "
+     "process "
+     "was handed is not known."},
     {"limits", "send_timeout", SRV_CONF_TIME, CONF(send_timeout_ms), "10s", 10, DAY_MS, NULL, true,
      "How long a reply may wait for its client to read; then the connection is closed."},
     {"limits", "hello_timeout", SRV_CONF_TIME, CONF(hello_timeout_ms), "10s", 10, DAY_MS, NULL,

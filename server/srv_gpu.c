@@ -624,6 +624,7 @@ static void describe(srv_gpu *g) {
     memcpy(g->pub.uuid, d->uuid, sizeof(g->pub.uuid));
     g->pub.kernels = d->kernels;
     g->pub.mps = d->mps;
+    g->pub.region_unit = d->region_unit;
     g->arena = (kv_arena){.base = d->arena,
                           .bytes = d->arena_bytes,
                           .fd = d->arena_fd,

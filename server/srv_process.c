@@ -215,7 +215,7 @@ void srv_processes_close(srv_processes *t) {
     }
 }
 
-static int open_pidfd(int socket) {
+int srv_process_pidfd(int socket) {
     int fd = -1;
     socklen_t len = sizeof(fd);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &len) == 0) {
@@ -261,7 +261,7 @@ attnd_err srv_process_add(srv_processes *t, int socket, const uint8_t key[SRV_PR
     if (!p) {
         return attnd_fail(info, ATTND_EBUSY, "", "%d processes have the arena", SRV_MAX_PROCESSES);
     }
-    p->fd = open_pidfd(socket);
+    p->fd = srv_process_pidfd(socket);
     if (p->fd < 0) {
         return attnd_fail(info, ATTND_ENOTSUP, "", "the kernel does not say which process it is");
     }

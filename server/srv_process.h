@@ -37,6 +37,11 @@ enum { SRV_PROCESS_KEY = 16 }; // bytes
 attnd_err srv_process_add(srv_processes *t, int socket, const uint8_t key[SRV_PROCESS_KEY],
                           uint32_t *idx, attnd_errinfo *info);
 
+// srv_process_pidfd returns a descriptor of the process at the other end of a connected AF_UNIX
+// socket, which can be read when that is gone; -1: the kernel does not say which it is.  The caller
+// closes it.
+int srv_process_pidfd(int socket);
+
 // srv_process_remove forgets a process that has unmapped the arena.
 void srv_process_remove(srv_processes *t, uint32_t idx);
 

@@ -52,10 +52,6 @@ attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, u
                           int *flags_fd, attnd_errinfo *info) {
     *r = (srv_region){.num_flags = num_flags, .flags_bytes = proto_flags_bytes(num_flags)};
     list_init(&r->calls);
-    if (!backend->ops->region_make) {
-        return attnd_fail(info, ATTND_ENOTSUP, "flags",
-                          "regions are memory of a GPU; this daemon computes on the CPU");
-    }
     int fd = -1;
     attnd_err err = make_flags(r, &fd, info);
     if (err) {

@@ -1,6 +1,6 @@
 // srv_region is the daemon's end of one region (proto_region.h): memory of the device that a client
 // shares, and its flags.  It knows pairs, not what is attended.  Nothing that the client does to
-// either can make the daemon or the device read or write outside of them.  Loop thread only.
+// either can make the daemon or the device read or write outside of them.  One thread at a time.
 #ifndef ATTND_SERVER_SRV_REGION_H
 #define ATTND_SERVER_SRV_REGION_H
 
@@ -20,8 +20,8 @@ typedef struct srv_region {
 } srv_region;
 
 // srv_region_open makes both.  *flags_fd is the sealed memfd to be sent to the client, with
-// memory.fd; the caller closes it.  ATTND_ENOTSUP: the backend has no such memory; ATTND_ENOMEM,
-// ATTND_ECUDA.
+// memory.fd; the caller closes it.  The backend has region_make.  ATTND_ENOMEM, ATTND_ECUDA.  This
+// and srv_region_close may take the device milliseconds.
 attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, uint32_t num_flags,
                           int *flags_fd, attnd_errinfo *info);
 

@@ -1,7 +1,9 @@
 // The transport of rings.
 //
-//     attach socket: accept -> one proto_attach -> region made, sent -> doorbells -> closed
-//     loop:          asleep --doorbell, completion--> on_spin, on_spin, ... --spin_us--> asleep
+//     attach socket: accept -> one proto_attach -> ring made, sent -> doorbells -> closed
+//     with a region: accept -> one proto_attach -> ring made; region made beside the loop; both
+//     sent loop:          asleep --doorbell, completion--> on_spin, on_spin, ... --spin_us-->
+//     asleep
 //
 // Polling.  on_spin is an idle handle, so while it is started the loop never blocks: it runs a
 // slice of polling, then everything else that is ready, then the next slice.  Within a slice every
@@ -45,6 +47,13 @@ typedef struct slot {
     uint32_t reply_bytes; // of the reply that was made
 } slot;
 
+// gifts is what goes out with a ring; descriptors are -1 where there is none.
+typedef struct gifts {
+    int ring_fd, flags_fd; // closed when they are sent, or the connection is closed
+    int arena_fd;          // the server's
+    proto_attach_arena arena;
+} gifts;
+
 typedef struct conn {
     srv_conn pub;
     srv_rings *t;
@@ -54,7 +63,8 @@ typedef struct conn {
     bool open;   // the socket is
     bool handle; // poll is not closed yet
     srv_ring ring;
-    srv_region region;
+    srv_region_place place; // of its region
+    gifts gifts;
     slot *slots; // [in_flight + 1]
     list_node free_slots;
     uint32_t in_flight;
@@ -148,12 +158,14 @@ static void handle_gone(srv_rings *t) {
     }
 }
 
-static void close_region(conn *c) {
-    if (c->region.backend) {
-        c->t->info.regions--;
-        c->t->info.region_bytes -= c->region.memory.bytes;
-        srv_region_close(&c->region);
+static void close_gifts(gifts *g) {
+    if (g->ring_fd >= 0) {
+        close(g->ring_fd);
     }
+    if (g->flags_fd >= 0) {
+        close(g->flags_fd);
+    }
+    *g = (gifts){-1, -1, -1, {.magic = PROTO_RING_MAGIC}};
 }
 
 // release gives the connection's place back once nothing uses it.
@@ -162,12 +174,23 @@ static void release(conn *c) {
     if (c->open || c->handle || c->pub.arena || c->in_flight || list_linked(&c->node)) {
         return;
     }
+    if (!srv_regions_leave(t->opts.regions, &c->place, c->left)) {
+        return; // until on_region_gone
+    }
     if (c->ring.base) {
         t->info.ring_bytes -= c->ring.layout.bytes;
         srv_ring_close(&c->ring);
     }
-    close_region(c);
     list_append(&t->free, &c->node);
+}
+
+static void on_region_gone(srv_region_place *place) {
+    conn *c = LIST_ENTRY(place, conn, place);
+    if (c->t->stopping) {
+        handle_gone(c->t);
+    } else {
+        release(c);
+    }
 }
 
 // on_gone ends what a connection was, once its client cannot touch the arena any more.
@@ -193,10 +216,33 @@ static void on_conn_closed(uv_handle_t *handle) {
     handle_gone(t);
 }
 
+// is_left is true for a packet by which the client says that it keeps nothing.
+static bool is_left(const srv_asked *packet, size_t bytes) {
+    proto_attach_left left;
+    memcpy(&left, packet, sizeof(left));
+    return bytes == sizeof(left) && left.magic == PROTO_ATTACH_LEFT;
+}
+
+// hear_out looks for that among what has come and was not read: the end of the session can be heard
+// of by its other connection first.
+static void hear_out(conn *c) {
+    srv_asked packet;
+    size_t bytes;
+    for (int i = 0; i < PACKETS && !c->left; i++) {
+        if (srv_attach_recv(c->fd, &packet, sizeof(packet), &bytes) != SRV_ATTACH_PACKET) {
+            return;
+        }
+        c->left = is_left(&packet, bytes);
+    }
+}
+
 // close_conn: lost follows when the loop has closed the handle, never from inside.
 static void close_conn(conn *c) {
     if (!c->open) {
         return;
+    }
+    if (c->pub.region) {
+        hear_out(c);
     }
     c->open = false;
     c->t->info.connections--;
@@ -206,6 +252,7 @@ static void close_conn(conn *c) {
     }
     uv_close((uv_handle_t *)&c->poll, on_conn_closed); // stops the polling of fd
     close(c->fd);
+    close_gifts(&c->gifts);
 }
 
 // ---- requests
@@ -381,7 +428,7 @@ static void on_spin(uv_idle_t *spin) {
 
 // ---- attaching
 
-// open_ring makes the region, within the bounds.
+// open_ring makes the ring, within the bounds.
 static attnd_err open_ring(conn *c, const proto_attach *a, int *fd, attnd_errinfo *info) {
     srv_rings *t = c->t;
     proto_ring_layout layout;
@@ -402,31 +449,6 @@ static attnd_err open_ring(conn *c, const proto_attach *a, int *fd, attnd_errinf
     return err;
 }
 
-// open_region makes the region, within the bounds.  The device rounds bytes up: so it may be over
-// them by what that adds.
-static attnd_err open_region(conn *c, const proto_region_ask *ask, int *flags_fd,
-                             attnd_errinfo *info) {
-    srv_rings *t = c->t;
-    if (t->opts.region_bytes == 0) {
-        return attnd_fail(info, ATTND_ENOTSUP, "flags", "limits.region_memory gives none");
-    }
-    if (ask->bytes > t->opts.region_bytes) {
-        return attnd_fail(info, ATTND_EMSGSIZE, "region.bytes", "a region of %llu bytes",
-                          (unsigned long long)ask->bytes);
-    }
-    if (t->info.region_bytes >= t->opts.all_regions_bytes ||
-        ask->bytes > t->opts.all_regions_bytes - t->info.region_bytes) {
-        return attnd_fail(info, ATTND_EBUSY, "", "the memory of regions is taken");
-    }
-    attnd_err err = t->opts.region(t->opts.ctx, &c->pub, ask, &c->region, flags_fd, info);
-    if (!err) {
-        c->pub.region = &c->region;
-        t->info.regions++;
-        t->info.region_bytes += c->region.memory.bytes;
-    }
-    return err;
-}
-
 // most_data is what the reply to EMSGSIZE tells: the largest data area beside the largest queues.
 static uint64_t most_data(const srv_rings *t) {
     proto_ring_layout layout;
@@ -437,7 +459,7 @@ static uint64_t most_data(const srv_rings *t) {
 static void refuse_ring(conn *c, attnd_err err, const attnd_errinfo *info) {
     proto_attach_reply reply = {.magic = PROTO_RING_MAGIC, .status = err};
     bool of_region = strcmp(info->field, "region.bytes") == 0;
-    uint64_t most = of_region ? c->t->opts.region_bytes : most_data(c->t);
+    uint64_t most = of_region ? srv_regions_most(c->t->opts.regions) : most_data(c->t);
     reply.bytes = err == ATTND_EMSGSIZE ? most : 0;
     c->t->info.refused++;
     attnd_log_some(&c->t->rates.refused, ATTND_LOG_INFO, "ring", "uid %d gets no ring: %s",
@@ -454,9 +476,9 @@ static bool send_ring(conn *c, int fd) {
     return srv_attach_send(c->fd, &reply, sizeof(reply), &fd, 1);
 }
 
-static bool send_region(conn *c, int flags_fd) {
-    const srv_region *r = &c->region;
-    int pass[] = {r->memory.fd, flags_fd};
+static bool send_region(conn *c) {
+    const srv_region *r = &c->place.region;
+    int pass[] = {r->memory.fd, c->gifts.flags_fd};
     proto_region region = {.magic = PROTO_RING_MAGIC,
                            .num_flags = r->num_flags,
                            .bytes = r->memory.bytes,
@@ -477,69 +499,80 @@ static attnd_err grant(conn *c, const uint8_t *key, proto_attach_arena *arena, i
     return err;
 }
 
-// gifts is what goes out with a ring; descriptors are -1 where there is none.
-typedef struct gifts {
-    int ring_fd, flags_fd; // closed when they are sent
-    int arena_fd;          // the server's
-    proto_attach_arena arena;
-} gifts;
-
-// prepare makes what is asked for.
-static attnd_err prepare(conn *c, const srv_asked *in, gifts *g, attnd_errinfo *info) {
+// prepare makes what is asked for, but a region.
+static attnd_err prepare(conn *c, const proto_attach *a, attnd_errinfo *info) {
     srv_rings *t = c->t;
-    const proto_attach *a = &in->attach;
-    attnd_err err = open_ring(c, a, &g->ring_fd, info);
+    attnd_err err = open_ring(c, a, &c->gifts.ring_fd, info);
     if (!err) {
         err = t->opts.attached(t->opts.ctx, &c->pub, a->session, a->secret, info);
     }
     if (!err && (a->flags & PROTO_ATTACH_ARENA)) {
-        err = grant(c, a->secret, &g->arena, &g->arena_fd, info);
-    }
-    if (!err && (a->flags & PROTO_ATTACH_REGION)) {
-        err = open_region(c, &in->region, &g->flags_fd, info);
+        err = grant(c, a->secret, &c->gifts.arena, &c->gifts.arena_fd, info);
     }
     return err;
 }
 
-static bool send_all(conn *c, const gifts *g) {
+static bool send_all(conn *c) {
+    const gifts *g = &c->gifts;
     return send_ring(c, g->ring_fd) &&
            (g->arena_fd < 0 ||
             srv_attach_send(c->fd, &g->arena, sizeof(g->arena), &g->arena_fd, 1)) &&
-           (g->flags_fd < 0 || send_region(c, g->flags_fd));
+           (g->flags_fd < 0 || send_region(c));
+}
+
+// give sends what was made, or the reason why it was not.
+static void give(conn *c, attnd_err err, const attnd_errinfo *info) {
+    srv_rings *t = c->t;
+    if (err) {
+        refuse_ring(c, err, info);
+        return;
+    }
+    srv_ring_set_sleeps(&c->ring, !t->awake); // before the client can look
+    list_append(&t->rings, &c->node);
+    t->info.rings++;
+    if (send_all(c)) {
+        close_gifts(&c->gifts);
+    } else {
+        close_conn(c);
+    }
+}
+
+static void on_region_made(srv_region_place *place, attnd_err err, int flags_fd,
+                           const attnd_errinfo *made) {
+    conn *c = LIST_ENTRY(place, conn, place);
+    attnd_errinfo info = *made;
+    if (!err) {
+        c->gifts.flags_fd = flags_fd;
+        c->pub.region = &place->region;
+        c->pub.opened_ms = attnd_clock_ms(); // it says hello from here on
+        err = c->t->opts.region(c->t->opts.ctx, &c->pub, &place->ask, &info);
+    }
+    give(c, err, &info);
+}
+
+// awaits_region: it gets its answer when its region is made.
+static bool awaits_region(const conn *c) {
+    return c->place.state == SRV_REGION_WAITS || c->place.state == SRV_REGION_MAKING;
 }
 
 static void attach(conn *c, const srv_asked *in, size_t bytes) {
-    srv_rings *t = c->t;
-    gifts g = {-1, -1, -1, {.magic = PROTO_RING_MAGIC}};
     attnd_errinfo info = {.code = ATTND_OK};
     attnd_err err = srv_asked_check(in, bytes, &info);
     if (!err) {
-        err = prepare(c, in, &g, &info);
+        err = prepare(c, &in->attach, &info);
     }
-    if (err) {
-        refuse_ring(c, err, &info);
-    } else {
-        srv_ring_set_sleeps(&c->ring, !t->awake); // before the client can look
-        list_append(&t->rings, &c->node);
-        t->info.rings++;
-        if (!send_all(c, &g)) {
-            close_conn(c);
-        }
+    if (!err && (in->attach.flags & PROTO_ATTACH_REGION)) {
+        err = srv_regions_ask(c->t->opts.regions, &c->place, &in->region, c->fd, &info);
     }
-    if (g.ring_fd >= 0) {
-        close(g.ring_fd);
-    }
-    if (g.flags_fd >= 0) {
-        close(g.flags_fd);
+    if (!awaits_region(c)) {
+        give(c, err, &info);
     }
 }
 
 // ---- packets
 
 static void on_packet(conn *c, const srv_asked *packet, size_t bytes) {
-    proto_attach_left left;
-    memcpy(&left, packet, sizeof(left));
-    if (c->ring.base && bytes == sizeof(left) && left.magic == PROTO_ATTACH_LEFT) {
+    if (c->ring.base && is_left(packet, bytes)) {
         c->left = true;
     } else if (c->ring.base) {
         c->t->info.doorbells++;
@@ -623,7 +656,7 @@ uint64_t srv_rings_expire(srv_rings *t, uint64_t now_ms, uint64_t hello_timeout_
     for (uint32_t i = 0; t && i < t->opts.connections; i++) {
         conn *c = &t->conns[i];
         uint64_t at = c->pub.opened_ms + hello_timeout_ms;
-        if (!c->open || c->pub.session) {
+        if (!c->open || c->pub.session || awaits_region(c)) {
             continue;
         }
         if (at <= now_ms) {
@@ -653,6 +686,9 @@ static attnd_err make_pools(srv_rings *t) {
     for (uint32_t i = 0; i < t->opts.connections; i++) {
         conn *c = &t->conns[i];
         c->t = t;
+        c->place.made = on_region_made;
+        c->place.gone = on_region_gone;
+        c->gifts = (gifts){-1, -1, -1, {.magic = PROTO_RING_MAGIC}};
         c->slots = t->slots + (size_t)i * num_slots;
         list_init(&c->free_slots);
         list_append(&t->free, &c->node);
@@ -712,11 +748,15 @@ void srv_rings_close(srv_rings *t) {
     srv_attach_close(&t->socket);
     for (uint32_t i = 0; i < t->opts.connections; i++) {
         conn *c = &t->conns[i];
+        if (c->open && awaits_region(c)) {
+            attnd_errinfo info;
+            refuse_ring(c, attnd_fail(&info, ATTND_ESHUTDOWN, "", "the daemon stops"), &info);
+        }
         if (c->handle || c->pub.arena) {
             close_conn(c);
             t->opts.lost(t->opts.ctx, &c->pub);
         }
-        close_region(c);
+        t->handles += !srv_regions_leave(t->opts.regions, &c->place, c->left);
     }
 }
 

@@ -1,7 +1,7 @@
 // srv_rings is the transport of shared-memory rings: connections of the attach socket, their rings,
 // and the polling of these from the loop.  Requests and replies are the same as over NNG.
 //
-// Bounds: `connections` at once; memory of one ring and of all, likewise of regions; per ring,
+// Bounds: `connections` at once; memory of one ring and of all (of regions: srv_regions); per ring,
 // `in_flight` requests without a reply, then EBUSY, and as many outstanding as it has entries, then
 // it is closed.
 //
@@ -21,7 +21,7 @@
 
 #include "proto/proto_ring.h"
 #include "server/srv_process.h"
-#include "server/srv_region.h"
+#include "server/srv_regions.h"
 #include "server/srv_request.h"
 
 typedef struct srv_rings srv_rings; // the struct is in srv_rings.c
@@ -32,7 +32,6 @@ typedef struct srv_rings_opts {
     uint32_t mode;    // permissions of the socket
     uint32_t connections, in_flight;
     uint64_t ring_bytes, all_bytes; // memory of rings
-    uint64_t region_bytes, all_regions_bytes;
     uint64_t message_bytes;
     uint32_t spin_us;
     // Events, from the loop.  opened, request and lost are those of srv_nng_opts.  attached: a ring
@@ -46,10 +45,12 @@ typedef struct srv_rings_opts {
     // arena: a client asks for it.  *fd, which stays the callee's, goes out with *out.
     attnd_err (*arena)(void *ctx, const srv_conn *conn, proto_attach_arena *out, int *fd,
                        attnd_errinfo *info);
-    // region: a client asks for one, within the bounds: srv_region_open.
+    // region: conn->region, which was asked for a while ago, is about to be given to the client.
+    // An error refuses it.
     attnd_err (*region)(void *ctx, const srv_conn *conn, const proto_region_ask *ask,
-                        srv_region *out, int *flags_fd, attnd_errinfo *info);
-    srv_processes *processes; // borrowed
+                        attnd_errinfo *info);
+    srv_processes *processes; // borrowed, both
+    srv_regions *regions;
     // poll takes in what has ended elsewhere since the last time; false when that was nothing.
     bool (*poll)(void *ctx);
     // awaits is true while poll is to be called also when nothing has happened on the rings.
@@ -61,10 +62,8 @@ typedef struct srv_rings_opts {
 
 typedef struct srv_rings_info {
     uint32_t connections, rings;
-    uint32_t in_flight;  // requests without a reply
-    uint64_t ring_bytes; // memory of all rings
-    uint32_t regions;
-    uint64_t region_bytes;      // of all regions
+    uint32_t in_flight;         // requests without a reply
+    uint64_t ring_bytes;        // memory of all rings
     uint64_t requests;          // taken since the start
     uint64_t busy;              // answered EBUSY over a bound
     uint64_t malformed;         // submissions with impossible places
@@ -81,8 +80,8 @@ attnd_err srv_rings_open(srv_rings **out, uv_loop_t *loop, const srv_rings_opts 
                          attnd_errinfo *info);
 
 // srv_rings_close stops listening and closes every connection (lost is called for each).  Every
-// request must have been answered.  The memory goes with the last handle that the loop closes.
-// Accepts NULL.
+// request must have been answered.  The memory goes with the last handle that the loop closes and
+// the last region.  Accepts NULL.
 void srv_rings_close(srv_rings *t);
 
 // srv_rings_stir notes that something has happened, and starts the polling.  Both accept NULL.

@@ -70,6 +70,7 @@ typedef struct server {
     attnd_errinfo lost;   // of the device; code ATTND_OK = it is not
     srv_nng *clients, *admin;
     srv_rings *rings; // NULL = off
+    srv_regions *regions;
     srv_tiers *tiers; // NULL = none
     srv_processes *processes;
     srv_urls urls;
@@ -161,6 +162,7 @@ static void finish(server *s) {
     srv_nng_close(s->clients);
     srv_nng_close(s->admin);
     srv_rings_close(s->rings);
+    srv_regions_close(s->regions);
     srv_processes_close(s->processes);
     srv_tiers_close(s->tiers);
     if (s->backend) {
@@ -334,13 +336,14 @@ static void look_shared(server *s, const srv_conn *conn, const proto_region_ask 
 }
 
 static attnd_err give_region(void *ctx, const srv_conn *conn, const proto_region_ask *ask,
-                             srv_region *out, int *flags_fd, attnd_errinfo *info) {
+                             attnd_errinfo *info) {
     server *s = ctx;
-    attnd_err err = srv_region_open(out, s->backend, ask->bytes, ask->num_flags, flags_fd, info);
-    if (!err) {
-        look_shared(s, conn, ask);
+    if (s->core.draining) {
+        return attnd_fail(info, ATTND_ESHUTDOWN, "", "%s", attnd_strerror(ATTND_ESHUTDOWN));
     }
-    return err;
+    look_shared(s, conn, ask);
+    rearm(s, conn->opened_ms + s->core.conf.hello_timeout_ms);
+    return ATTND_OK;
 }
 
 // settled: no process of the run before can write to blocks of ours any more.
@@ -368,6 +371,16 @@ static attnd_err open_rings(server *s, attnd_errinfo *info) {
     if (fd < 0 && !s->urls.attach[0]) {
         return ATTND_OK;
     }
+    srv_regions_opts regions = {
+        .backend = s->backend,
+        .one_bytes = conf->region_bytes,
+        .all_bytes = conf->all_regions_bytes,
+        .max = 2 * (uint32_t)conf->rings, // as many again whose clients have left
+    };
+    attnd_err err = srv_regions_open(&s->regions, &s->loop, &regions, info);
+    if (err) {
+        return err;
+    }
     srv_rings_opts opts = {
         .path = s->urls.attach,
         .fd = fd,
@@ -376,8 +389,6 @@ static attnd_err open_rings(server *s, attnd_errinfo *info) {
         .in_flight = (uint32_t)conf->in_flight,
         .ring_bytes = conf->ring_bytes,
         .all_bytes = conf->all_rings_bytes,
-        .region_bytes = conf->region_bytes,
-        .all_regions_bytes = conf->all_regions_bytes,
         .message_bytes = conf->message_bytes,
         .spin_us = (uint32_t)conf->spin_us,
         .opened = opened,
@@ -387,12 +398,13 @@ static attnd_err open_rings(server *s, attnd_errinfo *info) {
         .arena = give_arena,
         .region = give_region,
         .processes = s->processes,
+        .regions = s->regions,
         .poll = poll_work,
         .awaits = flags_await,
         .crowds = compute_crowds,
         .ctx = s,
     };
-    attnd_err err = srv_rings_open(&s->rings, &s->loop, &opts, info);
+    err = srv_rings_open(&s->rings, &s->loop, &opts, info);
     s->core.attach_path = srv_rings_path(s->rings);
     return err;
 }
@@ -469,13 +481,15 @@ static void add_rings(cJSON *doc, const srv_rings *t) {
 }
 
 static void add_regions(cJSON *doc, const server *s) {
-    srv_rings_info rings;
+    srv_regions_info regions;
     const srv_armed_info *info = &s->core.armed.info;
-    srv_rings_get_info(s->rings, &rings);
+    srv_regions_get_info(s->regions, &regions);
     cJSON *o = cJSON_AddObjectToObject(doc, "service");
     cJSON_AddBoolToObject(o, "mps", s->backend->mps);
-    cJSON_AddNumberToObject(o, "regions", rings.regions);
-    cJSON_AddNumberToObject(o, "region_bytes", (double)rings.region_bytes);
+    cJSON_AddNumberToObject(o, "regions", regions.regions);
+    cJSON_AddNumberToObject(o, "regions_kept", regions.kept);
+    cJSON_AddNumberToObject(o, "regions_made", (double)regions.made);
+    cJSON_AddNumberToObject(o, "region_bytes", (double)regions.bytes);
     cJSON_AddNumberToObject(o, "regions_without_mps", (double)s->unshared);
     cJSON_AddNumberToObject(o, "waiting", info->waiting);
     cJSON_AddNumberToObject(o, "draining", info->draining);
@@ -684,7 +698,7 @@ static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
 // that never say what they are take one each, and count nowhere else.
 static void raise_files(const srv_conf *conf) {
     struct rlimit files;
-    uint64_t needed = conf->connections + 3 * conf->rings + SRV_ADMIN_CONNECTIONS + OWN_FILES;
+    uint64_t needed = conf->connections + 5 * conf->rings + SRV_ADMIN_CONNECTIONS + OWN_FILES;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0) {
         return;
     }

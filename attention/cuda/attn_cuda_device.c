@@ -105,6 +105,7 @@ static attnd_err make_engine(cuda_device *d, attnd_errinfo *info) {
     attnd_err err = attn_cuda_create(&d->engine, &opts, info);
     if (!err) {
         d->pub.kernels = attn_cuda_kernel(d->engine);
+        err = attn_cuda_memory_unit(d->ordinal, &d->pub.region_unit, info);
     }
     return err;
 }

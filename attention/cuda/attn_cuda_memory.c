@@ -80,24 +80,32 @@ static CUmemAllocationProp properties(int32_t device) {
     };
 }
 
-// start looks whether the driver is there, and rounds the bytes up to the device's granularity.
-static attnd_err start(attn_cuda_memory *m, int32_t device, uint64_t bytes, size_t *unit,
-                       attnd_errinfo *info) {
+attnd_err attn_cuda_memory_unit(int32_t device, uint64_t *unit, attnd_errinfo *info) {
+    size_t granularity = 0;
     attnd_err err = attn_cuda_driver_check(info);
     if (err) {
         return err;
     }
     const CUmemAllocationProp props = properties(device);
-    CUresult code = driver.get_granularity(unit, &props, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
-    if (code) {
-        return failed(code, "cuMemGetAllocationGranularity", bytes, info);
+    CUresult code =
+        driver.get_granularity(&granularity, &props, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    *unit = granularity;
+    return code ? failed(code, "cuMemGetAllocationGranularity", 0, info) : ATTND_OK;
+}
+
+// start looks whether the driver is there, and rounds the bytes up to the device's granularity.
+static attnd_err start(attn_cuda_memory *m, int32_t device, uint64_t bytes, uint64_t *unit,
+                       attnd_errinfo *info) {
+    attnd_err err = attn_cuda_memory_unit(device, unit, info);
+    if (err) {
+        return err;
     }
     *m = (attn_cuda_memory){.fd = -1, .bytes = (bytes + *unit - 1) / *unit * *unit};
     return ATTND_OK;
 }
 
 // map gives the allocation an address; *what names the call that failed.
-static CUresult map(attn_cuda_memory *m, int32_t device, size_t unit, const char **what) {
+static CUresult map(attn_cuda_memory *m, int32_t device, uint64_t unit, const char **what) {
     const CUmemAccessDesc access = {.location = properties(device).location,
                                     .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr address = 0;
@@ -119,7 +127,7 @@ static CUresult map(attn_cuda_memory *m, int32_t device, size_t unit, const char
 attnd_err attn_cuda_memory_open(attn_cuda_memory *out, int32_t device, uint64_t bytes,
                                 attnd_errinfo *info) {
     attn_cuda_memory m;
-    size_t unit = 0;
+    uint64_t unit = 0;
     attnd_err err = start(&m, device, bytes, &unit, info);
     if (err) {
         return err;
@@ -176,7 +184,7 @@ static attnd_err import(attn_cuda_memory *m, int32_t device, int fd, attnd_errin
 attnd_err attn_cuda_memory_adopt(attn_cuda_memory *out, int32_t device, uint64_t bytes, int fd,
                                  uint64_t was_bytes, attnd_errinfo *info) {
     attn_cuda_memory m;
-    size_t unit = 0;
+    uint64_t unit = 0;
     attnd_err err = start(&m, device, bytes, &unit, info);
     if (err) {
         return err;

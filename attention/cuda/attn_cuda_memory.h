@@ -19,6 +19,9 @@ typedef struct attn_cuda_memory {
 // operator.
 attnd_err attn_cuda_driver_check(attnd_errinfo *info);
 
+// attn_cuda_memory_unit says what bytes are rounded up to on a device.  ATTND_ENOTSUP, ATTND_ECUDA.
+attnd_err attn_cuda_memory_unit(int32_t device, uint64_t *unit, attnd_errinfo *info);
+
 // attn_cuda_memory_open makes memory on a device whose primary context is current, rounded up to
 // the device's granularity.  ATTND_ENOMEM, ATTND_ECUDA, ATTND_ENOTSUP.  The caller owns *out:
 // attn_cuda_memory_close, which accepts one that is all zero.

@@ -418,9 +418,18 @@ static void await(client_conn *base, uint32_t seen, uint64_t deadline_ms) {
 
 // ---- life
 
+// leave tells the daemon that the arena is unmapped, or that no descriptor of a region is kept.
+static void leave(int fd) {
+    proto_attach_left left = {.magic = PROTO_ATTACH_LEFT};
+    (void)!send(fd, &left, sizeof(left), MSG_DONTWAIT | MSG_NOSIGNAL); // it may be gone
+}
+
 static void lose(client_conn *base) {
     ring_conn *conn = ring_of(base);
     atomic_store(&conn->lost, true);
+    if (base->service) {
+        leave(conn->fd); // client_service_close waits for its streams and keeps nothing
+    }
     if (!base->engine) {               // else when nothing attends any more: free_conn
         shutdown(conn->fd, SHUT_RDWR); // the session ends now, whoever still holds a reference
     }
@@ -432,12 +441,6 @@ static void lose(client_conn *base) {
             release(conn, &base->slots[i]);
         }
     }
-}
-
-// leave tells the daemon that the arena is unmapped.
-static void leave(int fd) {
-    proto_attach_left left = {.magic = PROTO_ATTACH_LEFT};
-    (void)!send(fd, &left, sizeof(left), MSG_DONTWAIT | MSG_NOSIGNAL); // it may be gone
 }
 
 static void free_conn(client_conn *base) {

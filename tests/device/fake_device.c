@@ -138,6 +138,7 @@ static attnd_err fake_open(attn_device **out, const attn_device_opts *opts, attn
     d->pub = (attn_device){.ops = &fake_device_ops,
                            .name = "host memory",
                            .uuid = "a fake GPU's own",
+                           .region_unit = PAGE,
                            .kernels = "fake",
                            .arena = d->memory,
                            .arena_bytes = opts->arena_bytes,

@@ -3,9 +3,11 @@
 //     FAULTY_LAUNCH  a call in front of the launch is refused; the device lives on
 //     FAULTY_LOSS    the kernel is given a block table that leads out of the arena
 //     FAULTY_MEMORY  so it is, and the memory is said to be spoilt
+// or by the bytes of a region: FAULTY_REGION, there is no memory for it.
 // Under it lies a real GPU, or the fake one (FAULTY_FAKE).  This file stands in for srv_device.c.
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/srv_device.h"
 #include "tests/device/faulty_device.h"
@@ -49,6 +51,25 @@ static attnd_err launch(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
     return DEVICE.launch(d, buffer, info);
 }
 
+static void take_time(void) {
+    const char *ms = getenv("ATTND_SLOW_REGIONS");
+    usleep(ms ? (useconds_t)atoi(ms) * 1000 : 0);
+}
+
+static attnd_err region_make(attn_device *d, uint64_t bytes, attn_device_region *out,
+                             attnd_errinfo *info) {
+    take_time();
+    if (bytes == FAULTY_REGION && getenv("ATTND_FAULTY")) {
+        return attnd_fail(info, ATTND_ENOMEM, "memory", "no memory, as was asked for");
+    }
+    return DEVICE.region_make(d, bytes, out, info);
+}
+
+static void region_free(attn_device *d, attn_device_region *r) {
+    take_time();
+    DEVICE.region_free(d, r);
+}
+
 static bool spoilt(attn_device *d) {
     return is_spoilt || DEVICE.spoilt(d);
 }
@@ -59,5 +80,7 @@ const attn_device_ops *srv_device_cuda(void) {
     ops.plan = plan;
     ops.launch = launch;
     ops.spoilt = spoilt;
+    ops.region_make = region_make;
+    ops.region_free = region_free;
     return &ops;
 }

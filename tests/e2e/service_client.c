@@ -92,8 +92,10 @@ void service_join(service_client *c, const char *path, const char *hello_reply, 
 
 void service_close(service_client *c) {
     if (c->region) {
+        const proto_attach_left left = {.magic = PROTO_ATTACH_LEFT};
         munmap(c->region, c->given.bytes);
         munmap(c->head, c->given.flags_bytes);
+        (void)!send(c->ring.fd, &left, sizeof(left), MSG_DONTWAIT | MSG_NOSIGNAL);
     }
     ring_client_close(&c->ring);
     memset(c, 0, sizeof(*c));

@@ -33,6 +33,7 @@ static void end(void) {
     e2e_connect(&c, d.admin_url);
     free(e2e_json(&c, PROTO_HELLO, "{}"));
     e2e_await_stat(&c, "blocks.in_use", 0, IN_TIME_MS);
+    e2e_await_stat(&c, "service.regions", 0, IN_TIME_MS); // libattnd has said that it let go
     e2e_close(&c);
     ck_assert(!e2e_log_has(&d, "accounting"));
     e2e_stop(&d);

@@ -197,7 +197,7 @@ START_TEST(a_client_killed_at_any_stage_of_a_call_leaves_nothing) {
     ck_assert_uint_eq(count_maps(d.pid, "fake-region"), 1);
     ck_assert_uint_eq(count_maps(d.pid, "attnd-flags"), 1);
     ck_assert_int_eq(ring_client_count_regions(d.pid), 1);
-    ck_assert_int_eq(ring_client_count_fds(d.pid), fds - 2); // its socket and its region
+    ck_assert_int_eq(ring_client_count_fds(d.pid), fds - 3); // its socket, region, process
     token(&c, &s, &seq);
     play_free(&c, &seq);
     ck_assert_double_eq(e2e_stat(&c, "blocks.in_use"), 0);
