@@ -378,6 +378,7 @@ __global__ void __launch_bounds__(prefill_traits<kHeadDim, T>::kThreads, 1)
             ptx::mbar_init(ptx::s_addr(&s.q_copied[i]), 1);
             s.num_copied[i] = 0;
         }
+        s.steps_begun = 0;
         for (int i = 0; i < Traits::kTasks; i++) {
             ptx::mbar_init(ptx::s_addr(&s.task_full[i]), 1);
             ptx::mbar_init(ptx::s_addr(&s.q_full[i]), Traits::kQueryWarps);

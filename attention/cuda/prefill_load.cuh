@@ -38,6 +38,12 @@ __device__ __forceinline__ int prefill_lane() {
     return ptx::thread() % 32;
 }
 
+// prefill_steps returns how many steps keys [first, end) reach over.
+__device__ __forceinline__ uint32_t prefill_steps(int32_t first, int32_t end) {
+    return (uint32_t)((end + ATTN_PREFILL_KEYS - 1) / ATTN_PREFILL_KEYS -
+                      first / ATTN_PREFILL_KEYS);
+}
+
 // prefill_next moves a walk to its next step, of which some key is seen; false after the last.
 __device__ __forceinline__ bool prefill_next(const prefill_keys &keys, prefill_walk &w,
                                              int32_t block_tokens) {
@@ -75,7 +81,6 @@ struct prefill_tasks {
     const prefill_args &args;
     uint32_t record = 0, record_end = 0; // where the record's tasks end
     uint32_t index;                      // of the task
-    uint32_t taken = 0;                  // of the one after it, in lane 0
 
     __device__ explicit prefill_tasks(const prefill_args &a) : args(a), index(blockIdx.x) {}
 
@@ -86,18 +91,13 @@ struct prefill_tasks {
         return (const attn_prefill_record *)((const char *)args.plan + args.plan->records_at);
     }
 
-    // take takes the task after this one, so that the answer is there when it is wanted.  The
-    // counter is the kernel's in front until that one has ended.
-    __device__ void take() {
-        if (index < args.plan->num_tasks && prefill_lane() == 0) {
+    // advance takes another task.  The counter is the kernel's in front until that one has ended.
+    __device__ void advance() {
+        uint32_t taken = 0;
+        if (prefill_lane() == 0) {
             taken = atomicAdd(&args.counters[0], 1);
         }
-    }
-
-    // advance moves on to the task that was taken.
-    __device__ void advance() {
         index = gridDim.x + __shfl_sync(~0u, taken, 0);
-        take();
     }
 
     // find moves to the record of the task.  Tasks and records are taken in ascending order.
@@ -268,6 +268,9 @@ struct prefill_loader {
             entry = entry_of(r, w.key, is_read); // comes while the copies are issued
             copy_keys(r.k + t.tile.kv_head * args.k_head_bytes + offset, live,
                       prefill_step{key, seen, is_last, 0});
+            if (prefill_lane() == 0) {
+                ptx::s_put(&s.steps_begun, s.steps_begun + 1);
+            }
             if constexpr (kIsLate) {
                 if (!is_first) {
                     copy_values(late, values_of(late_offset), late_live);
@@ -282,6 +285,9 @@ struct prefill_loader {
         }
         if constexpr (kIsLate) {
             copy_values(late, values_of(late_offset), late_live);
+        }
+        if (prefill_lane() == 0) {
+            ptx::s_put(&s.steps_begun, t.steps_end); // a block mask may have hidden some
         }
     }
 
@@ -306,16 +312,20 @@ struct prefill_loader {
     }
 };
 
-// prefill_schedule puts tasks and their records into the places.
+// prefill_schedule puts tasks and their records into the places.  It takes a task as late as can
+// be, when few steps of those before are still to be loaded: what a CTA has taken no other can, and
+// some would end late.
 template <typename Traits>
 __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &args) {
     constexpr int kPieces = (int)sizeof(attn_prefill_record) / 16; // of a record, one a lane
     static_assert(kPieces <= 32, "a warp copies a record at once");
     prefill_spot<Traits::kTasks> places;
     prefill_tasks tasks(args);
+    uint32_t steps = 0; // of the tasks taken
     for (bool is_end = false; !is_end;) {
-        const prefill_task t = tasks.get();
+        prefill_task t = tasks.get();
         is_end = t.record < 0;
+        t.steps_end = steps += prefill_steps(t.keys.first, t.keys.end);
         places.wait_empty(s.task_empty);
         if (!is_end && prefill_lane() < kPieces) {
             ((uint4 *)&s.records[places.index()])[prefill_lane()] =
@@ -331,9 +341,13 @@ __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &a
         places.count++;
         if (places.count == 1) {
             ptx::grid_wait();
-            tasks.take();
         }
-        tasks.advance();
+        if (!is_end) {
+            while (steps - ptx::s_get(&s.steps_begun) > Traits::kStepsAhead) {
+                __nanosleep(100);
+            }
+            tasks.advance();
+        }
     }
     tasks.leave();
 }

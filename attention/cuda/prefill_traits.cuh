@@ -30,8 +30,8 @@ struct prefill_task {
     int32_t record;   // -1 = there are no more
     int32_t is_empty; // no key is seen
     attn_prefill_tile tile;
-    prefill_walk walk; // at its first step
-    int32_t reserved;
+    prefill_walk walk;  // at its first step
+    uint32_t steps_end; // steps of this task and all before it, as if no block mask hid any
     prefill_keys keys;
 };
 
@@ -92,6 +92,8 @@ struct prefill_traits {
     static constexpr int kQueryTileBytes = 64 * 128;
     static constexpr int kGroupBytes = kHalves * kQueryTileBytes; // queries of a warpgroup
     static constexpr int kTasks = 3;                              // under way
+    static constexpr int kStepsAhead =
+        3; // at most so many are still to be loaded, when one is taken
 
     struct smem {
         alignas(1024) unsigned char q[kTasks][kConsumers * kGroupBytes]; // then the outputs
@@ -106,6 +108,7 @@ struct prefill_traits {
         uint64_t q_full[kTasks];               // its queries too
         uint64_t q_copied[kQueryWarps];        // queries that are still to be rotated
         uint32_t num_copied[kQueryWarps];      // how many times they were
+        uint32_t steps_begun;                  // of all tasks: their keys are being loaded, or were
         uint64_t out_full[kTasks][kConsumers]; // the outputs of a consumer are, in their place
         uint64_t task_empty[kTasks];
     };

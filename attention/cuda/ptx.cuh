@@ -160,6 +160,15 @@ __device__ __forceinline__ float2 g_load_now(const float2 *g_src) {
 
 // --- shared memory, up to 16 bytes
 
+// s_put and s_get are of a word that another warp looks at meanwhile.
+__device__ __forceinline__ void s_put(uint32_t *s_dst, uint32_t x) {
+    *(volatile uint32_t *)s_dst = x;
+}
+
+__device__ __forceinline__ uint32_t s_get(const uint32_t *s_src) {
+    return *(const volatile uint32_t *)s_src;
+}
+
 __device__ __forceinline__ uint4 s_load(uint32_t s_src) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
