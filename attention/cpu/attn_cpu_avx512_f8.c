@@ -1,5 +1,5 @@
-// attn_cpu_avx512_f8.c is decode of F8E4M3 with tables (attn_cpu_simd_f8_avx512.h), on top of
-// attn_cpu_avx512_bf16.c.
+// attn_cpu_avx512_f8.c is decode of F8E4M3 with tables and the dot product of bf16 pairs
+// (attn_cpu_simd_f8_avx512.h), on top of attn_cpu_avx512_bf16.c.
 //
 // Thread: any.
 #include "attention/cpu/attn_cpu_vec_avx512.h"
@@ -8,21 +8,24 @@
 #define SIMD_F8_HEADER "attention/cpu/attn_cpu_simd_f8_avx512.h"
 #include "attention/cpu/attn_cpu_simd.h"
 
-static void stream_f8(simd_work *w, int32_t current) {
-    stream_heads(w, current, ATTND_F8E4M3);
-}
 static void packed_f8(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F8E4M3);
 }
-static const simd_form form_f8 = {SIMD_QUADS, stream_f8, packed_f8, NULL};
-static const simd_form form_pairs = {SIMD_QUADS, stream_f8, NULL, pair_quads};
+static void stream_term(simd_work *w, int32_t current) {
+    stream_heads(w, current, ATTND_F8E4M3, 1);
+}
+static void stream_terms(simd_work *w, int32_t current) {
+    stream_heads(w, current, ATTND_F8E4M3, 2);
+}
+static const simd_form form_packed = {SIMD_QUADS, NULL, packed_f8, NULL};
+static const simd_form form_term = {SIMD_FOURS, stream_term, NULL, pair_fours};
+static const simd_form form_terms = {SIMD_FOURS, stream_terms, NULL, pair_fours};
 
-// decode_f8 multiplies pairs where Q is bf16 and the form is that of streams.
 static void decode_f8(const attn_params *p, const attn_task *t, const attn_state *out,
                       void *scratch) {
     bool streams = p->rows[t->row].q_len * attn_group(&p->shape) <= SIMD_STREAM_ROWS;
-    bool pairs = streams && p->shape.q_dtype == ATTND_BF16;
-    simd_attend(p, t, out, scratch, pairs ? &form_pairs : &form_f8, true);
+    const simd_form *stream = p->shape.q_dtype == ATTND_BF16 ? &form_term : &form_terms;
+    simd_attend(p, t, out, scratch, streams ? stream : &form_packed, streams);
 }
 
 void attn_cpu_avx512_f8_init(attn_cpu_ops *ops) {

@@ -92,14 +92,15 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
     int32_t num_parts = cut_rows(parts, w, step, row_first, rows);
     float *q = head->q + (int64_t)row_first * w->columns;
     float *acc = head->acc + (int64_t)row_first * w->v_columns;
-    int32_t per_product = w->form->pair ? 2 : 1;
+    const int terms = w->form->pair ? 1 : 0;
+    const int32_t per_product = 1 + terms;
     int32_t products = w->columns / per_product;
     for (int32_t c = 0; c < products; c += SIMD_SUM_COLUMNS) {
         int32_t n = products - c < SIMD_SUM_COLUMNS ? products - c : SIMD_SUM_COLUMNS;
         for (int32_t i = 0; i < num_parts; i++) {
             const simd_part *x = &parts[i];
             simd_score score = {w->s + x->row * ATTN_STEP_KEYS, q + (int64_t)x->row * w->columns,
-                                w->columns, w->form->pair != NULL};
+                                w->columns, terms};
             packed_scores(&score, w->panel, c, n, x->first, x->end, x->num_rows);
         }
     }
@@ -126,7 +127,8 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
                                   w->s + x->row * ATTN_STEP_KEYS,
                                   rescale + x->row,
                                   x->first / per_product,
-                                  (x->end + per_product - 1) / per_product};
+                                  (x->end + per_product - 1) / per_product,
+                                  terms};
             packed_weigh(&product, w->v + c * ATTN_STEP_KEYS, c, n, x->num_rows);
         }
     }
@@ -211,8 +213,9 @@ static inline void stream_softmax(simd_work *w, const attn_cpu_step *step, const
 }
 
 // stream_rows is scores, softmax step and weights times V for up to 4 rows of each KV head.  K of
-// all heads passes before V of all heads: that is how they lie in a block.
-SIMD_INLINE void stream_rows(simd_work *w, int32_t current, attnd_dtype dtype, int num_rows) {
+// all heads passes before V of all heads: that is how they lie in a block.  terms: see simd_score.
+SIMD_INLINE void stream_rows(simd_work *w, int32_t current, attnd_dtype dtype, int terms,
+                             int num_rows) {
     const attn_shape *s = &w->p->shape;
     const attn_cpu_step *step = &w->step[current];
     int32_t first = first_of(step->seen);
@@ -222,7 +225,7 @@ SIMD_INLINE void stream_rows(simd_work *w, int32_t current, attnd_dtype dtype, i
         float *scores = w->s + (int64_t)h * num_rows * ATTN_STEP_KEYS;
         bool last = h + 1 == w->t->head_count;
         head_of(&head, w, current, h);
-        simd_score score = {scores, head.q, w->columns, w->form->pair != NULL};
+        simd_score score = {scores, head.q, w->columns, terms};
         simd_rows next = last ? v_rows(w, step, w->t->head_first) : head.next_k;
         stream_scores(&score, &head.k, &next, first, end, dtype, s->head_dim, num_rows);
     }
@@ -232,20 +235,20 @@ SIMD_INLINE void stream_rows(simd_work *w, int32_t current, attnd_dtype dtype, i
         bool last = h + 1 == w->t->head_count;
         head_of(&head, w, current, h);
         stream_softmax(w, step, &head, scores, rescale);
-        simd_weigh product = {head.acc, w->v_columns, scores, rescale, first, end};
+        simd_weigh product = {head.acc, w->v_columns, scores, rescale, first, end, terms};
         simd_rows next = last ? head.next_k : v_rows(w, step, w->t->head_first + h + 1);
         stream_weigh(&product, &head.v, &next, dtype, s->v_head_dim, num_rows);
     }
 }
 
 // stream_heads chooses the number of rows that are worked on.
-SIMD_INLINE void stream_heads(simd_work *w, int32_t current, attnd_dtype dtype) {
+SIMD_INLINE void stream_heads(simd_work *w, int32_t current, attnd_dtype dtype, int terms) {
     if (w->rows == 1) {
-        stream_rows(w, current, dtype, 1);
+        stream_rows(w, current, dtype, terms, 1);
     } else if (w->rows == 2) {
-        stream_rows(w, current, dtype, 2);
+        stream_rows(w, current, dtype, terms, 2);
     } else {
-        stream_rows(w, current, dtype, SIMD_STREAM_ROWS);
+        stream_rows(w, current, dtype, terms, SIMD_STREAM_ROWS);
     }
 }
 

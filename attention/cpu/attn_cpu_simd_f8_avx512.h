@@ -1,8 +1,9 @@
 // attn_cpu_simd_f8_avx512 is the stream form's products with F8E4M3 for AVX-512 with VBMI and the
 // dot product of bf16 pairs.  Every F8E4M3 is a bf16: two tables of 128 bytes give its bytes for 64
-// elements at once, which costs 5 instructions.  Scores multiply those by Q in bf16
-// (simd_score.pairs) two columns a lane; where Q has another type, and for V, a shift and a mask
-// more make floats of them.  As everywhere, the values are 2^-8 of what is meant.
+// elements at once, which costs 5 instructions.  A lane multiplies two columns of a score, or two
+// keys of weights times V.  Q and the weights are sums of terms of bf16: one where Q is bf16, by
+// which the plain implementation rounds too that the accuracy bound comes from, else two, which
+// hold 16 bits.  As everywhere, the values are 2^-8 of what is meant.
 //
 // Included by attn_cpu_simd_stream.h in place of its own dots_quad and weigh_f8.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_F8_AVX512_H
@@ -37,36 +38,28 @@ static inline void bf16_of_f8(__m512i x, __m512i *a, __m512i *b) {
     *b = _mm512_unpackhi_epi8(l, h);
 }
 
-// floats_of_f8 turns 64 elements into floats in the order SIMD_QUADS.
-static inline void floats_of_f8(__m512i x, vec to[4]) {
-    static const _Alignas(64) uint8_t order[64] = {
-#define F8_PICK(i)                                                                            \
-    8 * (i), 32 + 8 * (i), 8 * (i) + 2, 34 + 8 * (i), 8 * (i) + 4, 36 + 8 * (i), 8 * (i) + 6, \
-        38 + 8 * (i), 8 * (i) + 1, 33 + 8 * (i), 8 * (i) + 3, 35 + 8 * (i), 8 * (i) + 5,      \
-        37 + 8 * (i), 8 * (i) + 7, 39 + 8 * (i)
-        F8_PICK(0), F8_PICK(1), F8_PICK(2), F8_PICK(3)};
-    __m512i a, b;
-    bf16_of_f8(_mm512_permutexvar_epi8(_mm512_load_si512(order), x), &a, &b);
-    pair_of_bf16(a, &to[0], &to[1]);
-    pair_of_bf16(b, &to[2], &to[3]);
+// low_terms returns what rounding x to bf16 leaves.
+static inline vec low_terms(vec x) {
+    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
+    return vec_sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
 }
 
-// pair_quads brings quads of rows of q from the order SIMD_QUADS to bf16 as bf16_of_f8 has them, in
-// place: two vectors at the first half of the place of four.
-static inline void pair_quads(float *x, int64_t stride, int32_t rows, int32_t columns) {
-    const __m512i pick =
-        _mm512_set_epi16(59, 27, 58, 26, 57, 25, 56, 24, 51, 19, 50, 18, 49, 17, 48, 16, 43, 11, 42,
-                         10, 41, 9, 40, 8, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i more = _mm512_set1_epi16(4);
+// pair_fours brings quads of rows of q from the order SIMD_FOURS to bf16 as bf16_of_f8 has them, in
+// place: two vectors of their first terms, then two of their second ones.
+static inline void pair_fours(float *x, int64_t stride, int32_t rows, int32_t columns) {
+    const __m512i mix = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     for (int32_t r = 0; r < rows; r++, x += stride) {
         for (int32_t c = 0; c < columns; c += SIMD_QUAD) {
-            const float *q = x + c;
-            __m512i even = (__m512i)_mm512_cvtne2ps_pbh(vec_load(q + 16), vec_load(q));
-            __m512i odd = (__m512i)_mm512_cvtne2ps_pbh(vec_load(q + 48), vec_load(q + 32));
-            __m512i a = _mm512_permutex2var_epi16(even, pick, odd);
-            __m512i b = _mm512_permutex2var_epi16(even, _mm512_add_epi16(pick, more), odd);
-            vec_store(x + c / 2, (vec)a);
-            vec_store(x + c / 2 + VEC_LANES, (vec)b);
+            vec q[4];
+            for (int i = 0; i < 4; i++) {
+                q[i] = vec_load(x + c + i * VEC_LANES);
+            }
+            for (int i = 0; i < 4; i++) {
+                __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(q[i % 2 * 2 + 1], q[i % 2 * 2]);
+                vec_store(x + c + i * VEC_LANES, (vec)_mm512_permutexvar_epi64(mix, pairs));
+                q[i % 2 * 2] = low_terms(q[i % 2 * 2]);
+                q[i % 2 * 2 + 1] = low_terms(q[i % 2 * 2 + 1]);
+            }
         }
     }
 }
@@ -77,47 +70,61 @@ SIMD_INLINE void dots_quad(vec sum[VEC_DOTS], const simd_score *x, const simd_ro
     const int num_keys = VEC_DOTS / num_rows;
     const char *const *rows = k->row + key;
     const int64_t at = k->offset + c;
-    if (x->pairs) {
-        __m512bh qa[4], qb[4];
-#pragma GCC unroll 4
-        for (int r = 0; r < num_rows; r++) {
-            qa[r] = (__m512bh)vec_load(x->q + r * x->stride_q + c / 2);
-            qb[r] = (__m512bh)vec_load(x->q + r * x->stride_q + c / 2 + VEC_LANES);
-        }
-#pragma GCC unroll 16
-        for (int j = 0; j < num_keys; j++) {
-            __m512i a, b;
-            fetch_ahead(ahead, SIMD_QUAD);
-            bf16_of_f8(load_f8(rows[j] + at, n), &a, &b);
-#pragma GCC unroll 4
-            for (int r = 0; r < num_rows; r++) {
-                vec *to = &sum[r * num_keys + j];
-                *to = _mm512_dpbf16_ps(*to, (__m512bh)a, qa[r]);
-                *to = _mm512_dpbf16_ps(*to, (__m512bh)b, qb[r]);
-            }
-        }
-        return;
+    __m512bh q[2 * 4][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < x->terms * num_rows; i++) {
+        const float *from = x->q + i % num_rows * x->stride_q + c + i / num_rows * SIMD_PAIR;
+        q[i][0] = (__m512bh)vec_load(from);
+        q[i][1] = (__m512bh)vec_load(from + VEC_LANES);
     }
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
-        vec y[4];
+        __m512i a, b;
         fetch_ahead(ahead, SIMD_QUAD);
-        floats_of_f8(load_f8(rows[j] + at, n), y);
-#pragma GCC unroll 4
-        for (int r = 0; r < num_rows; r++) {
-            const float *q = x->q + r * x->stride_q + c;
-            vec *to = &sum[r * num_keys + j];
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                *to = vec_fma(y[i], vec_load(q + i * VEC_LANES), *to);
-            }
+        bf16_of_f8(load_f8(rows[j] + at, n), &a, &b);
+#pragma GCC unroll 8
+        for (int i = 0; i < x->terms * num_rows; i++) {
+            vec *to = &sum[i % num_rows * num_keys + j];
+            *to = _mm512_dpbf16_ps(*to, (__m512bh)a, q[i][0]);
+            *to = _mm512_dpbf16_ps(*to, (__m512bh)b, q[i][1]);
         }
     }
 }
 
+// simd_pairs is the weights of a row in pairs of keys, by term, and by what a product with them is
+// to be multiplied so that their sum is as it was before they were rounded: one key alone comes out
+// exactly.
+typedef struct simd_pairs {
+    _Alignas(SIMD_LINE) int32_t term[2][ATTN_STEP_KEYS / 2];
+    float repair;
+} simd_pairs;
+
+// pair_weights rounds a row of weights to pairs.
+static inline void pair_weights(simd_pairs *to, const float *weights, int terms) {
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    vec sum = vec_zero();
+    vec rounded = vec_zero();
+    for (int32_t i = 0; i < ATTN_STEP_KEYS; i += SIMD_PAIR) {
+        vec a = vec_load(weights + i);
+        vec b = vec_load(weights + i + VEC_LANES);
+        sum = vec_add(sum, vec_add(a, b));
+        for (int t = 0; t < terms; t++) {
+            __m512bh pairs = _mm512_cvtne2ps_pbh(b, a);
+            rounded = _mm512_dpbf16_ps(rounded, pairs, ones);
+            _mm512_store_si512(&to->term[t][i / 2], (__m512i)pairs);
+            a = low_terms(a);
+            b = low_terms(b);
+        }
+    }
+    float whole = vec_hsum(rounded);
+    to->repair = vec_hsum(sum) / (whole < FLT_MIN ? FLT_MIN : whole); // 0 where all are
+}
+
 // weigh_quads works on num_quads quads of columns from column c on, the last of columns columns.
-SIMD_INLINE void weigh_quads(const simd_weigh *x, const simd_rows *v, simd_ahead *rest, int32_t c,
-                             int32_t columns, int num_rows, int num_quads) {
+// Bytes of two keys are mixed, then widened, so that a lane has both keys' bf16 of one column.
+SIMD_INLINE void weigh_quads(const simd_weigh *x, const simd_pairs *pairs, const simd_rows *v,
+                             simd_ahead *rest, int32_t c, int32_t columns, int num_rows,
+                             int num_quads) {
     const int num_vecs = num_quads * 4;
     vec sum[VEC_SUM_VECS];
 #pragma GCC unroll 16
@@ -125,20 +132,29 @@ SIMD_INLINE void weigh_quads(const simd_weigh *x, const simd_rows *v, simd_ahead
         sum[i] = vec_zero();
     }
     simd_ahead ahead = *rest; // stays in registers
-    for (int32_t key = x->first; key < x->end; key++) {
-        const char *row = v->row[key] + v->offset + c;
+    for (int32_t key = x->first / 2 * 2; key < x->end; key += 2) {
+        __m512bh weight[2 * 4];
+#pragma GCC unroll 8
+        for (int i = 0; i < x->terms * num_rows; i++) {
+            int32_t pair = pairs[i % num_rows].term[i / num_rows][key / 2];
+            weight[i] = (__m512bh)_mm512_set1_epi32(pair);
+        }
 #pragma GCC unroll 2
-        for (int i = 0; i < num_quads; i++) {
-            vec y[4];
+        for (int q = 0; q < num_quads; q++) {
+            const int64_t at = v->offset + c + q * SIMD_QUAD;
             fetch_ahead(&ahead, SIMD_QUAD);
-            floats_of_f8(load_f8(row + i * SIMD_QUAD, columns), y);
+            fetch_ahead(&ahead, SIMD_QUAD);
+            __m512i one = load_f8(v->row[key] + at, columns);
+            __m512i two = load_f8(v->row[key + 1] + at, columns);
+            __m512i y[4]; // columns in the order SIMD_FOURS
+            bf16_of_f8(_mm512_unpacklo_epi8(one, two), &y[0], &y[1]);
+            bf16_of_f8(_mm512_unpackhi_epi8(one, two), &y[2], &y[3]);
 #pragma GCC unroll 4
-            for (int r = 0; r < num_rows; r++) {
-                vec weight = vec_set1(x->weights[r * ATTN_STEP_KEYS + key]);
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) {
-                    vec *to = &sum[r * num_vecs + i * 4 + j];
-                    *to = vec_fma(weight, y[j], *to);
+            for (int j = 0; j < 4; j++) {
+#pragma GCC unroll 8
+                for (int i = 0; i < x->terms * num_rows; i++) {
+                    vec *to = &sum[i % num_rows * num_vecs + q * 4 + j];
+                    *to = _mm512_dpbf16_ps(*to, (__m512bh)y[j], weight[i]);
                 }
             }
         }
@@ -148,22 +164,27 @@ SIMD_INLINE void weigh_quads(const simd_weigh *x, const simd_rows *v, simd_ahead
     for (int i = 0; i < num_rows * num_vecs; i++) {
         int r = i / num_vecs;
         float *to = x->acc + r * x->stride_acc + c + i % num_vecs * VEC_LANES;
-        vec_store(to, vec_fma(vec_load(to), vec_set1(x->rescale[r]), sum[i]));
+        vec product = vec_mul(sum[i], vec_set1(pairs[r].repair));
+        vec_store(to, vec_fma(vec_load(to), vec_set1(x->rescale[r]), product));
     }
 }
 
 // weigh_f8: see attn_cpu_simd_stream.h.
 SIMD_INLINE void weigh_f8(const simd_weigh *x, const simd_rows *v, simd_ahead *ahead,
                           int32_t v_head_dim, int num_rows) {
+    simd_pairs pairs[4];
+    for (int r = 0; r < num_rows; r++) {
+        pair_weights(&pairs[r], x->weights + r * ATTN_STEP_KEYS, x->terms);
+    }
     int32_t c = 0;
     for (; num_rows <= 2 && c + 2 * SIMD_QUAD <= v_head_dim; c += 2 * SIMD_QUAD) {
-        weigh_quads(x, v, ahead, c, SIMD_QUAD, num_rows, 2);
+        weigh_quads(x, pairs, v, ahead, c, SIMD_QUAD, num_rows, 2);
     }
     for (; c + SIMD_QUAD <= v_head_dim; c += SIMD_QUAD) {
-        weigh_quads(x, v, ahead, c, SIMD_QUAD, num_rows, 1);
+        weigh_quads(x, pairs, v, ahead, c, SIMD_QUAD, num_rows, 1);
     }
     if (c < v_head_dim) {
-        weigh_quads(x, v, ahead, c, v_head_dim - c, num_rows, 1);
+        weigh_quads(x, pairs, v, ahead, c, v_head_dim - c, num_rows, 1);
     }
 }
 

@@ -161,7 +161,7 @@ SIMD_INLINE void score_keys(const simd_score *x, const float *panel, int32_t c, 
                             int32_t first, int32_t end, int num_rows) {
     const int32_t width = VEC_TILE_VECS * VEC_LANES;
     for (int32_t key = first - first % width; key < end; key += width) {
-        simd_score y = {x->s + key, x->q, x->stride_q, x->pairs};
+        simd_score y = {x->s + key, x->q, x->stride_q, x->terms};
         int32_t vecs = (end - key + VEC_LANES - 1) / VEC_LANES;
         if (vecs >= VEC_TILE_VECS) {
             score_tile(&y, panel + key, c, n, num_rows, VEC_TILE_VECS);

@@ -13,7 +13,8 @@
 //
 // Between the multiplications stand the prefetches of the rows that come next, 64 rows ahead and in
 // the order of memory, so that they are spread evenly: in a burst they gain nothing.  Each line is
-// asked for again some KiB later, which gains where misses are many.
+// asked for again some KiB later, which gains where misses are many: not of F8E4M3, where 64 rows
+// are no further than that.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_STREAM_H
 
@@ -61,10 +62,11 @@ typedef struct simd_ahead {
     int64_t left;
     int32_t run_left, key;
     const simd_rows *rows;
+    bool again; // see fetch_line
 } simd_ahead;
 
-SIMD_INLINE simd_ahead ahead_of(const simd_rows *rows) {
-    return (simd_ahead){.rows = rows};
+SIMD_INLINE simd_ahead ahead_of(const simd_rows *rows, attnd_dtype dtype) {
+    return (simd_ahead){.rows = rows, .again = dtype != ATTND_F8E4M3};
 }
 
 // fetch_line fetches one line; again says that it fetches one of some KiB before, too.
@@ -93,7 +95,7 @@ SIMD_INLINE void fetch_ahead(simd_ahead *ahead, int32_t bytes) {
         ahead->left = rows->bytes;
     }
     for (int32_t i = 0; i < bytes; i += SIMD_LINE) {
-        fetch_line(ahead->at + i, bytes >= SIMD_LINE);
+        fetch_line(ahead->at + i, ahead->again && bytes >= SIMD_LINE);
     }
     ahead->at += bytes;
     ahead->left -= bytes;
@@ -104,7 +106,7 @@ typedef struct simd_score {
     float *s;
     const float *q; // [rows, stride_q], pair order
     int64_t stride_q;
-    bool pairs; // q is pairs of bf16, see simd_form.pair
+    int terms; // 0: q is floats, else pairs of bf16 of so many terms, see simd_form.pair
 } simd_score;
 
 // simd_weigh is a product of weights with V over keys [first, end) of a step: acc [rows,
@@ -116,6 +118,7 @@ typedef struct simd_weigh {
     const float *weights;
     const float *rescale; // [rows]
     int32_t first, end;
+    int terms; // of bf16 that weights are rounded to; 0: they are floats
 } simd_weigh;
 
 // dots_pair adds the products of one pair of columns from c on, n of its 2 VEC_LANES, to the sums
@@ -240,7 +243,7 @@ SIMD_INLINE void stream_scores(const simd_score *x, const simd_rows *k, const si
                                int32_t first, int32_t end, attnd_dtype dtype, int32_t head_dim,
                                int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
-    simd_ahead ahead = ahead_of(next);
+    simd_ahead ahead = ahead_of(next, dtype);
     for (int32_t key = first - first % num_keys; key < end; key += num_keys) {
         dots(x, k, &ahead, key, dtype, head_dim, num_rows);
     }
@@ -329,7 +332,7 @@ SIMD_INLINE void stream_weigh(const simd_weigh *x, const simd_rows *v, const sim
                               attnd_dtype dtype, int32_t v_head_dim, int num_rows) {
     const int most = VEC_SUM_VECS / num_rows / 2;
     const int wide = most > 4 ? 4 : most; // pairs
-    simd_ahead ahead = ahead_of(next);
+    simd_ahead ahead = ahead_of(next, dtype);
     int32_t c = 0;
     if (dtype == ATTND_F8E4M3) {
         weigh_f8(x, v, &ahead, v_head_dim, num_rows);

@@ -8,7 +8,7 @@
 #include "attention/cpu/attn_cpu_simd_finish.h"
 
 static void stream_f32(simd_work *w, int32_t current) {
-    stream_heads(w, current, ATTND_F32);
+    stream_heads(w, current, ATTND_F32, 0);
 }
 static void packed_f32(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F32);
@@ -24,7 +24,7 @@ static void prefill_f32(const attn_params *p, const attn_task *t, const attn_sta
 }
 
 static void stream_bf16(simd_work *w, int32_t current) {
-    stream_heads(w, current, ATTND_BF16);
+    stream_heads(w, current, ATTND_BF16, 0);
 }
 static void packed_bf16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_BF16);
@@ -40,7 +40,7 @@ static void prefill_bf16(const attn_params *p, const attn_task *t, const attn_st
 }
 
 static void stream_f16(simd_work *w, int32_t current) {
-    stream_heads(w, current, ATTND_F16);
+    stream_heads(w, current, ATTND_F16, 0);
 }
 static void packed_f16(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F16);
@@ -56,7 +56,7 @@ static void prefill_f16(const attn_params *p, const attn_task *t, const attn_sta
 }
 
 static void stream_f8(simd_work *w, int32_t current) {
-    stream_heads(w, current, ATTND_F8E4M3);
+    stream_heads(w, current, ATTND_F8E4M3, 0);
 }
 static void packed_f8(simd_work *w, const attn_cpu_step *step, simd_head *head) {
     packed_head(w, step, head, ATTND_F8E4M3);

@@ -18,6 +18,7 @@ typedef enum simd_order {
     SIMD_PLAIN, // as they are
     SIMD_SPLIT, // of 2 VEC_LANES the even ones, then the odd ones: bf16 widened by shift and mask
     SIMD_QUADS, // of 4 VEC_LANES the even ones, then the odd ones: vec_f8_to_f16
+    SIMD_FOURS, // of 64 the first 4 of each 16, the next 4 of each, ...: bytes unpacked twice
 } simd_order;
 
 typedef struct simd_work simd_work;
@@ -93,7 +94,7 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
                                    const simd_form *form) {
     char *at = scratch;
     simd_work *w = carve(&at, sizeof(*w));
-    int32_t unit = form->order == SIMD_QUADS ? SIMD_QUAD : SIMD_PAIR;
+    int32_t unit = form->order >= SIMD_QUADS ? SIMD_QUAD : SIMD_PAIR;
     w->form = form;
     w->p = p;
     w->t = t;
@@ -124,8 +125,21 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
     return w;
 }
 
+// swap_fours brings the columns of a row to the order SIMD_FOURS, or back.
+static inline void swap_fours(float *to, const float *from, int32_t columns) {
+    for (int32_t c = 0; c < columns; c += 64) {
+        for (int32_t i = 0; i < 16; i++) {
+            memcpy(to + c + i * 4, from + c + i % 4 * 16 + i / 4 * 4, 4 * sizeof(float));
+        }
+    }
+}
+
 // order_columns brings the columns of a row to an order; columns is a multiple of its unit.
 static inline void order_columns(float *to, const float *from, int32_t columns, simd_order order) {
+    if (order == SIMD_FOURS) {
+        swap_fours(to, from, columns);
+        return;
+    }
     for (int32_t c = 0; c < columns; c += SIMD_PAIR) {
         vec a = vec_load(from + c);
         vec b = vec_load(from + c + VEC_LANES);
@@ -146,6 +160,13 @@ static inline void order_columns(float *to, const float *from, int32_t columns, 
 // restore_columns is the inverse, times scale.
 static inline void restore_columns(float *to, const float *from, int32_t columns, simd_order order,
                                    float scale) {
+    if (order == SIMD_FOURS) {
+        swap_fours(to, from, columns);
+        for (int32_t c = 0; c < columns; c += VEC_LANES) {
+            vec_store(to + c, vec_mul(vec_load(to + c), vec_set1(scale)));
+        }
+        return;
+    }
     for (int32_t c = 0; c < columns; c += SIMD_PAIR) {
         int32_t at = c;
         int32_t apart = VEC_LANES;
