@@ -97,7 +97,7 @@ static attnd_err check_text(const srv_conf_key *key, const char *name, const cha
         return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is none of: %s", name, text,
                           key->choices);
     }
-    return ATTND_OK;
+    return srv_conf_check_text(name, text, info);
 }
 
 static attnd_err parse_uids(const srv_conf_key *key, srv_conf_uids *out, const char *name,

@@ -122,6 +122,10 @@ void srv_conf_init(srv_conf *conf);
 // errors, for each line that is wrong; the others have changed conf.
 attnd_err srv_conf_load(srv_conf *conf, const char *path, srv_conf_errors *errors);
 
+// srv_conf_check_text checks that a file can hold such a value of a key, perhaps on several lines.
+// ATTND_EINVAL.
+attnd_err srv_conf_check_text(const char *key, const char *value, attnd_errinfo *info);
+
 // srv_conf_section adds the tenant that a section of a file is of, unless it is there.
 // ATTND_ENOENT: no section has that name; ATTND_EINVAL: as srv_conf_tenant_add.
 attnd_err srv_conf_section(srv_conf *conf, const char *section, attnd_errinfo *info);

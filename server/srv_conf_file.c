@@ -4,6 +4,10 @@
 // inih's handler gets no line number as distributions build it, so the reader that feeds it lines
 // counts them.  inih cuts a line at 199 bytes and takes the rest for a new one; the reader refuses
 // such a line instead.  And inih cuts a section's name at 49 bytes, so the reader keeps the whole.
+//
+// A value may go on in lines that begin with a blank: each adds a space and what it holds.  They
+// are joined here, since inih gives them away one by one.  A line that sets a key of its section is
+// no such line, however far it is indented.
 #include <errno.h>
 #include <ini.h>
 #include <stdlib.h>
@@ -12,8 +16,14 @@
 #include "server/srv_conf.h"
 
 enum {
-    MAX_KEYS = 64, // rows of the table and tenants' keys; bits of `seen`
+    MAX_KEYS = 64,    // rows of the table and tenants' keys; bits of `seen`
+    LINE_BYTES = 198, // inih's, without the newline
 };
+
+static const char indent[] = "    "; // of lines that go on, in a dump
+
+#define TOO_LONG \
+    "the line is longer than 198 bytes; a value can go on in lines that begin with a space"
 
 typedef struct loader {
     srv_conf *conf;
@@ -23,11 +33,71 @@ typedef struct loader {
     char section[SRV_CONF_SECTION_BYTES]; // that the line is in, "" before the first
     bool lost; // behind a section header that is none: whose keys these are is not known
     srv_conf_errors *errors;
+    bool pending; // key and value were read, on line `at`, and the next lines may add to the value
+    int at;
+    char key[2 * SRV_CONF_NAME_BYTES + 64], value[SRV_CONF_TEXT_BYTES + LINE_BYTES];
     uint64_t seen[1 + SRV_CONF_MAX_TENANTS]; // keys set by this file: own sections, each tenant
 } loader;
 
 static void wrong(loader *l, const char *what) {
     srv_conf_error(l->errors, "%.64s:%d: %s", l->path, l->line, what);
+}
+
+// first_time marks a key as set and is false when the file has set it before.
+static bool first_time(loader *l, const srv_conf_key *row) {
+    const char *section = l->section;
+    size_t who = 0;
+    for (uint32_t i = 0; i < l->conf->num_tenants; i++) {
+        if (strncmp(section, "tenant ", 7) == 0 && !strcmp(section + 7, l->conf->tenants[i].name)) {
+            who = i + 1;
+        }
+    }
+    size_t key_idx = (size_t)(row - srv_conf_keys);
+    ATTND_ASSERT(key_idx < MAX_KEYS);
+    uint64_t bit = 1ull << key_idx;
+    bool first = !(l->seen[who] & bit);
+    l->seen[who] |= bit;
+    return first;
+}
+
+// settle sets the key whose value is complete.
+static void settle(loader *l) {
+    attnd_errinfo info;
+    if (!l->pending) {
+        return;
+    }
+    l->pending = false;
+    attnd_err err = srv_conf_set(l->conf, l->key, l->value, &info);
+    if (!err && !first_time(l, srv_conf_find(l->key))) {
+        err = attnd_fail(&info, ATTND_EINVAL, "", "%.64s is set twice", l->key);
+    }
+    if (err) {
+        srv_conf_error(l->errors, "%.64s:%d: %s", l->path, l->at, info.text);
+    }
+}
+
+// sets_key is true for a line that sets a key of the section it is in.
+static bool sets_key(const loader *l, const char *text) {
+    char key[sizeof(l->key)];
+    size_t len = strcspn(text, " \t=");
+    return text[len + strspn(text + len, " \t")] == '=' &&
+           snprintf(key, sizeof(key), "%s.%.*s", l->section, (int)len, text) < (int)sizeof(key) &&
+           srv_conf_find(key);
+}
+
+// goes_on is true for a line that adds to the value before it.
+static bool goes_on(const loader *l, const char *line) {
+    const char *text = line + strspn(line, " \t");
+    return l->pending && text > line && !strchr("[;#\r\n", *text) && !sets_key(l, text);
+}
+
+// add takes in such a line.  A value that is too long to be one stays so.
+static void add(loader *l, char *text) {
+    size_t len = strlen(l->value), end = 0;
+    for (size_t i = 0; text[i] && !(text[i] == ';' && strchr(" \t", text[i - 1])); i++) {
+        end = strchr(" \t\r\n", text[i]) ? end : i + 1;
+    }
+    snprintf(l->value + len, sizeof(l->value) - len, "%s%.*s", len ? " " : "", (int)end, text);
 }
 
 // drop_rest reads the rest of a line that is too long, which is no line of its own.
@@ -68,21 +138,45 @@ static const char *what_is_wrong(loader *l, const char *line, attnd_errinfo *inf
     return is_key ? NULL : "neither [section] nor key = value";
 }
 
+// too_long names the key that a line sets, or of the value that it goes on with.
+static const char *too_long(const loader *l, const char *line, bool more, attnd_errinfo *info) {
+    const char *text = line + strspn(line, " \t");
+    size_t len = strcspn(text, " \t=:");
+    if (more) {
+        attnd_fail(info, ATTND_EINVAL, "", "%.64s: " TOO_LONG, l->key);
+    } else if (strchr(";#[", *text) || !strchr("=:", text[len + strspn(text + len, " \t")])) {
+        return TOO_LONG; // it is no key's
+    } else {
+        attnd_fail(info, ATTND_EINVAL, "", "%s.%.*s: " TOO_LONG, l->section, (int)len, text);
+    }
+    return info->text;
+}
+
 // read_line feeds inih, which tells of the first line only that it does not understand; so these
 // are told of here, and inih gets an empty one.
 static char *read_line(char *buf, int bytes, void *arg) {
     loader *l = arg;
     if (!fgets(buf, bytes, l->file)) {
+        settle(l);
         return NULL;
     }
     l->line++;
-    const char *why = NULL;
+    const char *why = NULL, *text = buf + strspn(buf, " \t");
     attnd_errinfo info;
+    bool more = goes_on(l, buf);
+    if (!more) {
+        settle(l);
+    }
     if (!strchr(buf, '\n') && !feof(l->file)) {
-        why = "the line is longer than 198 bytes";
+        why = too_long(l, buf, more, &info);
+        l->pending = false;
         drop_rest(l->file);
+    } else if (more) {
+        add(l, buf + (text - buf));
+        strcpy(buf, "\n"); // inih is told nothing of it
     } else {
         why = what_is_wrong(l, buf, &info);
+        memmove(buf, text, strlen(text) + 1); // it would think that the value goes on
     }
     if (why) {
         wrong(l, why);
@@ -91,47 +185,23 @@ static char *read_line(char *buf, int bytes, void *arg) {
     return buf;
 }
 
-// first_time marks a key as set and is false when the file has set it before.
-static bool first_time(loader *l, const srv_conf_key *row) {
-    const char *section = l->section;
-    size_t who = 0;
-    for (uint32_t i = 0; i < l->conf->num_tenants; i++) {
-        if (strncmp(section, "tenant ", 7) == 0 && !strcmp(section + 7, l->conf->tenants[i].name)) {
-            who = i + 1;
-        }
-    }
-    size_t key_idx = (size_t)(row - srv_conf_keys);
-    ATTND_ASSERT(key_idx < MAX_KEYS);
-    uint64_t bit = 1ull << key_idx;
-    bool first = !(l->seen[who] & bit);
-    l->seen[who] |= bit;
-    return first;
-}
-
 // take_key is inih's handler; 0 tells it of an error, and it goes on reading.
 static int take_key(void *arg, const char *cut, const char *name, const char *value) {
     (void)cut; // the section
     loader *l = arg;
-    const char *section = l->section;
     if (l->lost) {
         return 1;
     }
-    char key[2 * SRV_CONF_NAME_BYTES + 64];
-    attnd_errinfo info;
-    attnd_err err = ATTND_OK;
-    int len = snprintf(key, sizeof(key), "%s%s%s", section, section[0] ? "." : "", name);
-    if (len < 0 || (size_t)len >= sizeof(key)) {
-        err = attnd_fail(&info, ATTND_EINVAL, "", "the name of the key is too long");
-    } else {
-        err = srv_conf_set(l->conf, key, value, &info);
+    int len =
+        snprintf(l->key, sizeof(l->key), "%s%s%s", l->section, l->section[0] ? "." : "", name);
+    if (len < 0 || (size_t)len >= sizeof(l->key)) {
+        wrong(l, "the name of the key is too long");
+        return 0;
     }
-    if (!err && !first_time(l, srv_conf_find(key))) {
-        err = attnd_fail(&info, ATTND_EINVAL, name, "%.64s is set twice", key);
-    }
-    if (err) {
-        wrong(l, info.text);
-    }
-    return err == ATTND_OK;
+    snprintf(l->value, sizeof(l->value), "%s", value);
+    l->at = l->line;
+    l->pending = true; // until settle
+    return 1;
 }
 
 attnd_err srv_conf_load(srv_conf *conf, const char *path, srv_conf_errors *errors) {
@@ -151,6 +221,74 @@ attnd_err srv_conf_load(srv_conf *conf, const char *path, srv_conf_errors *error
     return errors->num == before ? ATTND_OK : ATTND_EINVAL;
 }
 
+// can_begin is true for text that a line of its own can begin with, behind the indent.
+static bool can_begin(const char *text) {
+    size_t len = strcspn(text, " =");
+    return !strchr(" [;#", *text) && text[len + strspn(text + len, " ")] != '=';
+}
+
+// piece_of returns how many bytes of text go on a line with so much room: all, or up to a single
+// space behind which another line can begin; 0 when there is no such space.
+static size_t piece_of(const char *text, size_t room) {
+    if (strlen(text) <= room) {
+        return strlen(text);
+    }
+    for (size_t i = room; i > 0; i--) {
+        if (text[i] == ' ' && text[i - 1] != ' ' && can_begin(text + i + 1)) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+// write_value writes a key and its value on as many lines as it takes, out = NULL: nowhere.  False:
+// there is a piece of it that no line can hold.
+static bool write_value(FILE *out, const char *name, const char *value) {
+    size_t room = LINE_BYTES - strlen(name) - strlen(" = ");
+    size_t piece = piece_of(value, room);
+    if (piece == 0 && *value && !can_begin(value)) {
+        return false;
+    }
+    if (out) {
+        fprintf(out, "%s = %.*s\n", name, (int)piece, value);
+    }
+    for (value += piece; *value; value += piece) {
+        value += piece > 0; // the space
+        piece = piece_of(value, LINE_BYTES - strlen(indent));
+        if (piece == 0) {
+            return false;
+        }
+        if (out) {
+            fprintf(out, "%s%.*s\n", indent, (int)piece, value);
+        }
+    }
+    return true;
+}
+
+attnd_err srv_conf_check_text(const char *key, const char *value, attnd_errinfo *info) {
+    size_t len = strlen(value);
+    for (const unsigned char *c = (const unsigned char *)value; *c; c++) {
+        bool comment = *c == ';' && (c == (const unsigned char *)value || c[-1] == ' ');
+        if (*c < ' ' || *c == 127 || comment) {
+            return attnd_fail(info, ATTND_EINVAL, "",
+                              "%s: a file cannot hold control characters, nor a ; in front or "
+                              "behind a space",
+                              key);
+        }
+    }
+    if (len > 0 && (value[0] == ' ' || value[len - 1] == ' ')) {
+        return attnd_fail(info, ATTND_EINVAL, "", "%s: a space in front or at the end", key);
+    }
+    const char *dot = strrchr(key, '.');
+    if (!write_value(NULL, dot ? dot + 1 : key, value)) {
+        return attnd_fail(info, ATTND_EINVAL, "",
+                          "%s: a file's lines have %d bytes at most, and the value has no space to "
+                          "go on behind in the next one",
+                          key, LINE_BYTES);
+    }
+    return ATTND_OK;
+}
+
 typedef struct dump {
     FILE *out;
     char section[2 * SRV_CONF_NAME_BYTES];
@@ -164,7 +302,7 @@ static void dump_key(void *arg, const char *key, const char *value) {
         fprintf(d->out, "%s[%.*s]\n", d->section[0] ? "\n" : "", len, key);
         snprintf(d->section, sizeof(d->section), "%.*s", len, key);
     }
-    fprintf(d->out, "%s = %s\n", dot + 1, value);
+    write_value(d->out, dot + 1, value);
 }
 
 void srv_conf_dump(const srv_conf *conf, FILE *out) {

@@ -23,7 +23,9 @@ has_unit_of() {
     local unit=$root$1/lib/systemd/system/attnd.service program conf
     [ "$(grep -c '^Exec' "$unit")" -eq "$(grep -c '^Exec' "$source_dir/deploy/attnd.service")" ]
     while read -r program conf; do
-        [ -x "$root$program" ] && [ -f "$root$conf" ] || fail "$unit names $program, $conf"
+        if [ ! -x "$root$program" ] || [ ! -f "$root$conf" ]; then
+            fail "$unit names $program, $conf"
+        fi
     done < <(sed -n 's/^Exec[A-Za-z]*=\([^ ]*attnd\) --config \([^ ]*\).*/\1 \2/p' "$unit")
     diff <(grep -v '^Exec\|^#' "$unit") <(grep -v '^Exec\|^#' "$source_dir/deploy/attnd.service")
 }

@@ -302,9 +302,51 @@ START_TEST(a_line_that_is_too_long_is_refused) {
     memset(text + n, 'a', 400);
     strcpy(text + n + 400, "\n[limits]\nqueue = 7\n");
     ATTND_CK_ERR(load(text), ATTND_EINVAL);
-    ck_error(0, ":2: ");
+    ck_error(0, ":2: server.listen: the line is longer than 198 bytes");
     ck_assert_uint_eq(errors.num, 1);
     ck_assert_uint_eq(conf.queue, 7);
+    ck_assert_str_eq(conf.listen, "ipc:///run/attnd/attnd.sock"); // as it was
+    n = snprintf(text, sizeof(text), "[server]\nlisten = ipc:///b\n  ");
+    memset(text + n, 'a', 400);
+    strcpy(text + n + 400, "\n");
+    ATTND_CK_ERR(load(text), ATTND_EINVAL);
+    ck_error(0, ":3: server.listen: the line is longer than 198 bytes");
+    ck_assert_uint_eq(errors.num, 1);
+    ck_assert_str_eq(conf.listen, "ipc:///run/attnd/attnd.sock");
+    n = snprintf(text, sizeof(text), "[limits]\nqueue = 8\n# ");
+    memset(text + n, 'a', 400);
+    strcpy(text + n + 400, "\n");
+    ATTND_CK_ERR(load(text), ATTND_EINVAL);
+    ck_error(0, ":3: the line is longer than 198 bytes");
+    ck_assert_uint_eq(conf.queue, 8);
+}
+END_TEST
+
+START_TEST(a_value_goes_on_in_lines_that_begin_with_a_blank) {
+    ATTND_CK_OK(load("[server]\nlisten = ipc:///a\n  ipc:///b ; inline\n\tipc:///c\n"
+                     "[tenant a]\nuids =\n  1\n  2 3\nshare = 4\n"));
+    ck_assert_str_eq(conf.listen, "ipc:///a ipc:///b ipc:///c");
+    ck_assert_uint_eq(conf.tenants[1].uids.num, 3);
+    ck_assert_uint_eq(conf.tenants[1].share, 4);
+    srv_conf_init(&conf);
+    ATTND_CK_OK(load("  [limits]\n  queue = 7\n\tin_flight=3 ; no value goes on here\n"));
+    ck_assert_uint_eq(conf.queue, 7);
+    ck_assert_uint_eq(conf.in_flight, 3);
+    srv_conf_init(&conf);
+    ATTND_CK_ERR(load("[server]\nlisten = ipc:///a\n# what follows is of no key\n  ipc:///b\n"
+                      "[limits]\n  9\nqueue = 7\n  8\n"),
+                 ATTND_EINVAL);
+    ck_error(0, ":4: unknown key server.ipc");
+    ck_error(1, ":6: neither");
+    ck_error(2, ":7: limits.queue: \"7 8\"");
+    ck_assert_uint_eq(errors.num, 3);
+    ck_assert_str_eq(conf.listen, "ipc:///a");
+    char text[2000] = "[server]\nlisten =\n"; // 512 bytes when they are joined, one too many
+    for (int i = 0; i < 57; i++) {
+        strcat(text, "  ipc:///a\n");
+    }
+    ATTND_CK_ERR(load(text), ATTND_EINVAL);
+    ck_error(0, ":2: server.listen: longer than 511 bytes");
 }
 END_TEST
 
@@ -338,6 +380,110 @@ START_TEST(a_dump_reads_back_as_itself) {
     srv_conf_init(&again);
     ATTND_CK_OK(srv_conf_load(&again, path, &errors));
     ck_assert_mem_eq(&again, &conf, sizeof(conf));
+}
+END_TEST
+
+// ck_round_trip dumps conf, wants lines that inih takes whole, and reads it back.
+static void ck_round_trip(void) {
+    static srv_conf again;
+    char line[4096];
+    FILE *f = fopen(path, "w+");
+    srv_conf_dump(&conf, f);
+    rewind(f);
+    while (fgets(line, sizeof(line), f)) {
+        ck_assert_uint_le(strlen(line), 198 + 1);
+    }
+    fclose(f);
+    memset(&errors, 0, sizeof(errors));
+    srv_conf_init(&again);
+    ck_assert_msg(!srv_conf_load(&again, path, &errors), "%s", errors.text[0]);
+    ck_assert_str_eq(again.listen, conf.listen);
+    ck_assert_str_eq(again.tier_file, conf.tier_file);
+    ck_assert_mem_eq(&again, &conf, sizeof(conf));
+}
+
+START_TEST(long_values_are_dumped_on_several_lines) {
+    char text[SRV_CONF_TEXT_BYTES] = "";
+    for (int i = 0; i < 4; i++) { // four sockets of 107 bytes: 463 bytes
+        sprintf(text + strlen(text), "%sipc:///%c%0*d", i ? " " : "", 'a' + i, 105, 0);
+    }
+    ATTND_CK_OK(srv_conf_set(&conf, "server.listen", text, &info));
+    text[0] = '\0';
+    for (unsigned i = 0; i < SRV_CONF_MAX_UIDS; i++) {
+        sprintf(text + strlen(text), "%s%u", i ? " " : "", 4294967294u - i);
+    }
+    ATTND_CK_OK(srv_conf_set(&conf, "tenant a.uids", text, &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "server.in_process_uids", text, &info));
+    memset(text, 'f', 194); // alone on its line
+    text[0] = '/';
+    text[194] = '\0';
+    ATTND_CK_OK(srv_conf_set(&conf, "tier.file", text, &info));
+    ck_round_trip();
+    ck_assert_uint_eq(conf.tenants[1].uids.num, SRV_CONF_MAX_UIDS);
+}
+END_TEST
+
+START_TEST(values_that_a_file_cannot_hold_are_refused) {
+    char text[200];
+    memset(text, 'f', 195);
+    text[195] = '\0';
+    const char *const bad[][2] = {
+        {text, "198 bytes"},          {"/a ;b", "behind a space"}, {";b", "a ; in front"},
+        {"/a\nqueue = 3", "control"}, {"/a\tb", "control"},        {" /a", "a space in front"},
+        {"/a ", "or at the end"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        ATTND_CK_ERR(srv_conf_set(&conf, "tier.file", bad[i][0], &info), ATTND_EINVAL);
+        ck_text("tier.file: ");
+        ck_text(bad[i][1]);
+        ck_assert_str_eq(conf.tier_file, "");
+    }
+    ATTND_CK_OK(srv_conf_set(&conf, "tier.file", "/a;b", &info));
+    ck_round_trip();
+    srv_conf_init(&conf);
+    ATTND_CK_OK(srv_conf_set(&conf, "tier.file", "#a  [b] = c:d", &info));
+    ck_round_trip();
+}
+END_TEST
+
+// Whatever is taken is dumped so that it reads back, whatever it is made of.
+START_TEST(what_is_taken_reads_back) {
+    static const char *const parts[] = {" ",
+                                        "  ",
+                                        "=",
+                                        ":",
+                                        ";",
+                                        "#",
+                                        "[",
+                                        "]",
+                                        "file",
+                                        "wait",
+                                        "listen",
+                                        "queue",
+                                        "spin",
+                                        "/a",
+                                        "= 7",
+                                        " ;",
+                                        "fffffffffffffffffffffffffffffffffffffffffffff"};
+    uint32_t seed = 1, taken = 0, long_ones = 0;
+    for (int round = 0; round < 4000; round++) {
+        char text[SRV_CONF_TEXT_BYTES + 64] = "";
+        seed = seed * 1664525u + 1013904223u;
+        for (uint32_t n = 1 + (seed >> 20) % 60; n > 0 && strlen(text) < SRV_CONF_TEXT_BYTES; n--) {
+            seed = seed * 1664525u + 1013904223u;
+            uint32_t few = round % 2 ? 17 : 8; // every other one is mostly letters
+            uint32_t i = (seed >> 16) % few;
+            strcat(text, parts[few == 8 && i > 0 ? 8 + i : i]);
+        }
+        srv_conf_init(&conf);
+        if (!srv_conf_set(&conf, round % 3 ? "tier.file" : "server.listen", text, &info)) {
+            taken++;
+            long_ones += strlen(text) > 198;
+            ck_round_trip();
+        }
+    }
+    ck_assert_uint_gt(taken, 500); // or it tries nothing
+    ck_assert_uint_gt(long_ones, 5);
 }
 END_TEST
 
@@ -493,8 +639,12 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_section_is_one_by_its_whole_name);
     tcase_add_test(tc, a_section_that_is_none_is_told_of);
     tcase_add_test(tc, a_line_that_is_too_long_is_refused);
+    tcase_add_test(tc, a_value_goes_on_in_lines_that_begin_with_a_blank);
     tcase_add_test(tc, a_missing_file_is_an_io_error);
     tcase_add_test(tc, a_dump_reads_back_as_itself);
+    tcase_add_test(tc, long_values_are_dumped_on_several_lines);
+    tcase_add_test(tc, values_that_a_file_cannot_hold_are_refused);
+    tcase_add_test(tc, what_is_taken_reads_back);
     tcase_add_test(tc, a_dump_tells_tenants_of_the_longest_names_apart);
     tcase_add_test(tc, names_that_a_file_cannot_hold_are_refused);
     tcase_add_test(tc, get_writes_what_set_took);
