@@ -102,12 +102,15 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
             simd_score score = {w->s + x->row * ATTN_STEP_KEYS, q + (int64_t)x->row * w->columns,
                                 w->columns, terms};
             packed_scores(&score, w->panel, c, n, x->first, x->end, x->num_rows);
+            if (w->loaded < w->rows) {
+                fetch_q(w, w->loaded + x->row, x->num_rows, c * per_product, n * per_product);
+            }
         }
     }
     simd_tile tile = {
         .s = w->s,
         .m = head->m + row_first,
-        .d = head->d + row_first,
+        .d = head->d + row_first * VEC_LANES,
         .rescale = rescale,
         .row_bits = step->full ? NULL : step->row_bits + row_first,
         .rows = rows,
@@ -134,11 +137,16 @@ static inline void packed_rows(simd_work *w, const attn_cpu_step *step, const si
     }
 }
 
-// packed_tiles runs all rows of one KV head over its packed K and V.
+// packed_tiles runs all rows of one KV head over its packed K and V.  In the first step they are
+// loaded on the way, a part at a time, while those of the next part are on theirs from memory.
 static inline void packed_tiles(simd_work *w, const attn_cpu_step *step, const simd_head *head) {
     for (int32_t r = 0; r < w->rows; r += SIMD_TILE_ROWS) {
         int32_t left = w->rows - r;
-        packed_rows(w, step, head, r, left < SIMD_TILE_ROWS ? left : SIMD_TILE_ROWS);
+        int32_t rows = left < SIMD_TILE_ROWS ? left : SIMD_TILE_ROWS;
+        if (r == w->loaded) {
+            load_q(w, rows);
+        }
+        packed_rows(w, step, head, r, rows);
     }
 }
 
@@ -190,7 +198,7 @@ static inline void head_of(simd_head *head, const simd_work *w, int32_t current,
     head->q = w->q + state * w->columns;
     head->acc = w->acc + state * w->v_columns;
     head->m = w->m + state;
-    head->d = w->d + state;
+    head->d = w->d + state * VEC_LANES;
     head->k = k_rows(w, step, kv_head);
     head->v = v_rows(w, step, kv_head);
     head->next_k = k_rows(w, next, next_head);
@@ -253,8 +261,8 @@ SIMD_INLINE void stream_heads(simd_work *w, int32_t current, attnd_dtype dtype, 
 }
 
 // fetch_first fetches K of the first head of the first step; what comes later is fetched
-// between the products.
-static inline void fetch_first(const simd_work *w, const attn_cpu_step *step) {
+// between the products.  Always inlined, see fetch_q.
+SIMD_INLINE void fetch_first(const simd_work *w, const attn_cpu_step *step) {
     const attn_shape *s = &w->p->shape;
     int64_t element = attnd_dtype_bytes(s->kv_dtype);
     int64_t k = w->t->head_first * s->stride_k_head * element;
@@ -269,16 +277,15 @@ static inline void fetch_first(const simd_work *w, const attn_cpu_step *step) {
 // simd_attend is an attend kernel for one storage type.
 static inline void simd_attend(const attn_params *p, const attn_task *t, const attn_state *out,
                                void *scratch, const simd_form *form, bool may_stream) {
-    simd_work *w = work_init(p, t, scratch, form);
+    simd_work *w = work_init(p, t, out, scratch, form);
     int32_t all_rows = w->row->q_len * attn_group(&p->shape);
     bool streams = may_stream && all_rows <= SIMD_STREAM_ROWS;
     attn_span span = attn_task_span(p, t);
     int32_t current = 0;
     int32_t key = attn_cpu_step_next(&w->step[current], p, t, span, span.first);
     fetch_first(w, &w->step[current]);
-    load_q(w);
-    if (form->pair) {
-        form->pair(w->q, w->columns, t->head_count * w->stride_rows, w->columns);
+    if (streams) {
+        load_q(w, w->rows);
     }
     set_logits(w);
     clear_state(w);

@@ -5,6 +5,7 @@
 
 #include "attention/cpu/attn_cpu_ops.h"
 #include "attention/cpu/attn_cpu_simd_math.h"
+#include "attention/cpu/attn_cpu_simd_stream.h"
 
 enum { SIMD_MERGE_AHEAD = 2048 }; // bytes; states lie one behind the other
 
@@ -55,6 +56,13 @@ static void simd_merge(const attn_state *into, const attn_state *from, int32_t r
     }
 }
 
+// out_row returns the address of one query head's output.
+static inline char *out_row(const attn_params *p, const attn_row *row, int32_t token,
+                            int32_t q_head) {
+    int64_t at = token * row->stride_out_token + q_head * row->stride_out_head;
+    return (char *)row->out + at * (int64_t)attnd_dtype_bytes(p->shape.q_dtype);
+}
+
 // finish_row: out = acc * v_scale / (d + exp2(sink - m)), lse = ln2 * (m + log2(d)).
 static inline void finish_row(const attn_params *p, const attn_row *row, int32_t token,
                               int32_t q_head, const float *acc, double m, double d) {
@@ -70,9 +78,8 @@ static inline void finish_row(const attn_params *p, const attn_row *row, int32_t
     }
     double v_scale = row->v_scale ? (double)row->v_scale[kv_head] : 1.0;
     vec factor = vec_set1(is_empty ? 0 : (float)(v_scale / d));
-    int64_t to = token * row->stride_out_token + q_head * row->stride_out_head;
     int64_t element = attnd_dtype_bytes(s->q_dtype);
-    char *out = (char *)row->out + to * element;
+    char *out = out_row(p, row, token, q_head);
     for (int32_t c = 0; c < s->v_head_dim; c += VEC_LANES) {
         int32_t n = s->v_head_dim - c < VEC_LANES ? s->v_head_dim - c : VEC_LANES;
         vec x = vec_mul(vec_widen(acc + c, ATTND_F32, n), factor);
@@ -80,16 +87,26 @@ static inline void finish_row(const attn_params *p, const attn_row *row, int32_t
     }
 }
 
+enum { SIMD_OUT_AHEAD = 8 }; // query rows, of what is fetched to be written
+
 // simd_finish: see attn_cpu_ops.finish.
 static void simd_finish(const attn_params *p, const attn_task *t, const attn_state *state) {
+    const attn_row *row = &p->rows[t->row];
     int32_t group = attn_group(&p->shape);
+    int64_t bytes = p->shape.v_head_dim * (int64_t)attnd_dtype_bytes(p->shape.q_dtype);
     for (int32_t h = 0; h < t->head_count; h++) {
-        for (int32_t r = 0; r < t->q_count; r++) {
-            int64_t i = (int64_t)h * t->q_count + r;
-            finish_row(p, &p->rows[t->row], (t->q_first + r) / group,
-                       (t->head_first + h) * group + (t->q_first + r) % group,
-                       state->acc + i * p->shape.v_head_dim, (double)state->m[i],
-                       (double)state->d[i]);
+        int32_t q_head = (t->head_first + h) * group;
+        for (int32_t r = t->q_first; r < t->q_first + t->q_count; r++) {
+            int64_t i = (int64_t)h * t->q_count + r - t->q_first;
+            int32_t next = r + SIMD_OUT_AHEAD;
+            if (next < t->q_first + t->q_count) {
+                const char *out = out_row(p, row, next / group, q_head + next % group);
+                for (int64_t at = 0; at < bytes; at += SIMD_LINE) {
+                    __builtin_prefetch(out + at, 1, 3);
+                }
+            }
+            finish_row(p, row, r / group, q_head + r % group, state->acc + i * p->shape.v_head_dim,
+                       (double)state->m[i], (double)state->d[i]);
         }
     }
 }

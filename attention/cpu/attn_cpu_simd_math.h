@@ -8,35 +8,56 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "attention/cpu/attn_cpu_simd_stream.h"
 #include "attention/cpu/attn_cpu_step.h"
 #include "attention/cpu/attn_cpu_task.h"
 
-// exp2_parts returns 2^(n + f) for |f| <= 1/2: 2^n * p(f), p(f) = 1 + f * (c1 + ...), minimax for
-// the relative error with p(0) = 1; 2.0e-9 before rounding.
-static inline vec exp2_parts(vec n, vec f) {
-    vec p = vec_set1(1.535336195e-4f);
-    p = vec_fma(p, f, vec_set1(1.339887385e-3f));
-    p = vec_fma(p, f, vec_set1(9.618436918e-3f));
-    p = vec_fma(p, f, vec_set1(5.550332367e-2f));
-    p = vec_fma(p, f, vec_set1(2.402264774e-1f));
-    p = vec_fma(p, f, vec_set1(6.931471825e-1f));
-    p = vec_fma(p, f, vec_set1(1.0f));
-    return vec_scale2(p, n);
+#define SIMD_EACH(i, num) _Pragma("GCC unroll 4") for (int i = 0; i < (num); i++)
+
+// exp2_parts turns each of num vectors f into 2^(n + f) for |f| <= 1/2: 2^n * p(f), p(f) = 1 + f *
+// (c1 + ...), minimax for the relative error with p(0) = 1; 2.0e-9 before rounding.  Vectors take
+// turns: a chain of its own for each would fill the core's queue with what cannot start yet.
+SIMD_INLINE void exp2_parts(vec *f, const vec *n, int num) {
+    static const float factors[] = {1.339887385e-3f, 9.618436918e-3f, 5.550332367e-2f,
+                                    2.402264774e-1f, 6.931471825e-1f, 1.0f};
+    vec p[4];
+    SIMD_EACH(i, num) {
+        p[i] = vec_set1(1.535336195e-4f);
+    }
+#pragma GCC unroll 6
+    for (int k = 0; k < 6; k++) {
+        SIMD_EACH(i, num) {
+            p[i] = vec_fma(p[i], f[i], vec_set1(factors[k]));
+        }
+    }
+    SIMD_EACH(i, num) {
+        f[i] = vec_scale2(p[i], n[i]);
+    }
 }
 
 // simd_exp2 returns 2^x for x <= 127, exactly 1 for 0, exactly 0 for -inf, NaN for NaN.
 static inline vec simd_exp2(vec x) {
     x = vec_max(vec_set1(-200.0f), x);
     vec n = vec_round(x);
-    return exp2_parts(n, vec_sub(x, n));
+    vec f = vec_sub(x, n);
+    exp2_parts(&f, &n, 1);
+    return f;
 }
 
-// simd_exp2_less returns 2^(s * c - m) like simd_exp2, for an integral m.  m + n is exact then, so
-// what the polynomial gets is rounded once, at the size of 1/2 and not of s * c - m.
-static inline vec simd_exp2_less(vec s, vec c, vec m) {
-    vec n = vec_round(vec_max(vec_set1(-200.0f), vec_fma(s, c, vec_sub(vec_zero(), m))));
-    vec f = vec_fma(s, c, vec_sub(vec_zero(), vec_add(m, n)));
-    return exp2_parts(n, vec_max(vec_set1(-1.0f), f)); // below -1 the result is 0 by n
+// simd_exp2_less turns each of num <= 4 vectors s into 2^(s * c - m) like simd_exp2, for an
+// integral m.  m + n is exact then, so what the polynomial gets is rounded once, at the size of 1/2
+// and not of s * c - m.
+SIMD_INLINE void simd_exp2_less(vec *s, int num, vec c, vec m) {
+    vec n[4];
+    SIMD_EACH(i, num) {
+        n[i] = vec_fma(s[i], c, vec_sub(vec_zero(), m));
+        n[i] = vec_round(vec_max(vec_set1(-200.0f), n[i]));
+    }
+    SIMD_EACH(i, num) {
+        s[i] = vec_fma(s[i], c, vec_sub(vec_zero(), vec_add(m, n[i])));
+        s[i] = vec_max(vec_set1(-1.0f), s[i]); // below -1 the result is 0 by n
+    }
+    exp2_parts(s, n, num);
 }
 
 // simd_tanh returns tanh(y) with a relative error of some ulp, near 0 too, where softcap lives for
@@ -117,7 +138,8 @@ static inline void bend(const simd_logits *l, int32_t row, float *s, int32_t num
 // simd_tile is a tile of scores [rows, ATTN_STEP_KEYS] and the running state of its rows.
 typedef struct simd_tile {
     float *s;                 // in: dot products; out: exp2(x - m)
-    float *m, *d;             // of the rows, updated
+    float *m;                 // [rows], updated
+    float *d;                 // [rows, VEC_LANES], updated: the sums of the lanes
     float *rescale;           // out: exp2(m before - m after), by which acc is to be multiplied
     const uint64_t *row_bits; // [rows], NULL = each row sees all keys
     int32_t rows, row_first;  // rows of the tile; row_first indexes logits' arrays
@@ -126,24 +148,24 @@ typedef struct simd_tile {
 
 enum { SIMD_TILE_ROWS = 60 }; // rows that are worked on together, a multiple of VEC_TILE_ROWS
 
-// row_max applies logits and mask to one row of scores and returns its largest score.
-static inline float row_max(const simd_tile *t, const simd_logits *l, int32_t r) {
+// row_max applies logits and mask to one row of scores and returns the largest of each lane.
+static inline vec row_max(const simd_tile *t, const simd_logits *l, int32_t r) {
     float *s = t->s + r * ATTN_STEP_KEYS;
     uint64_t bits = t->row_bits ? t->row_bits[r] : ~0ull;
+    vec hidden = vec_set1(-INFINITY);
+    vec most = hidden;
     if (bits == 0) {
-        return -INFINITY;
+        return hidden;
     }
     int32_t num_vecs = (ATTN_STEP_KEYS - __builtin_clzll(bits) + VEC_LANES - 1) / VEC_LANES;
     if (!l->plain) {
         bend(l, t->row_first + r, s, num_vecs, t->key_first);
     }
-    vec hidden = vec_set1(-INFINITY);
-    vec most = hidden;
     if (bits == ~0ull) {
         for (int32_t v = 0; v < ATTN_STEP_KEYS / VEC_LANES; v++) {
             most = vec_max(most, vec_load(s + v * VEC_LANES));
         }
-        return vec_hmax(most);
+        return most;
     }
     for (int32_t v = 0; v < num_vecs; v++) {
         vec x =
@@ -151,12 +173,51 @@ static inline float row_max(const simd_tile *t, const simd_logits *l, int32_t r)
         vec_store(s + v * VEC_LANES, x);
         most = vec_max(most, x);
     }
-    return vec_hmax(most);
+    return most;
+}
+
+// rows_max returns the largest score of row r + i, of the VEC_LANES from r on, in lane i.
+static inline vec rows_max(const simd_tile *t, const simd_logits *l, int32_t r) {
+    int32_t num = t->rows - r;
+    vec x[VEC_LANES];
+    if (num <= VEC_LANES / 4) {
+        float most[VEC_LANES];
+        vec_store(most, vec_set1(-INFINITY));
+        for (int32_t i = 0; i < num; i++) {
+            most[i] = vec_hmax(row_max(t, l, r + i));
+        }
+        return vec_load(most);
+    }
+    for (int32_t i = 0; i < VEC_LANES; i++) {
+        x[i] = i < num ? row_max(t, l, r + i) : vec_set1(-INFINITY);
+    }
+    vec_transpose(x);
+    for (int32_t half = VEC_LANES / 2; half > 0; half /= 2) {
+        for (int32_t i = 0; i < half; i++) {
+            x[i] = vec_max(x[i], x[i + half]);
+        }
+    }
+    return x[0];
+}
+
+// some_exp2 turns num <= 4 vectors of scores into exp2(s * c - m) and returns their sum.
+SIMD_INLINE vec some_exp2(float *s, int num, vec c, vec m) {
+    vec e[4];
+    SIMD_EACH(i, num) {
+        e[i] = vec_load(s + i * VEC_LANES);
+    }
+    simd_exp2_less(e, num, c, m);
+    vec sum = e[0];
+    SIMD_EACH(i, num) {
+        vec_store(s + i * VEC_LANES, e[i]);
+        sum = i > 0 ? vec_add(sum, e[i]) : sum;
+    }
+    return sum;
 }
 
 // row_exp2 turns one row of scores into exp2(s * factor - m), zeros where nothing was computed, and
-// returns the sum.
-static inline float row_exp2(const simd_tile *t, int32_t r, float factor, float m) {
+// returns the sum of each lane.
+static inline vec row_exp2(const simd_tile *t, int32_t r, float factor, float m) {
     float *s = t->s + r * ATTN_STEP_KEYS;
     uint64_t bits = t->row_bits ? t->row_bits[r] : ~0ull;
     int32_t num_vecs = 0;
@@ -166,40 +227,38 @@ static inline float row_exp2(const simd_tile *t, int32_t r, float factor, float 
     vec c = vec_set1(factor);
     vec shift = vec_set1(m);
     vec sum = vec_zero();
-    for (int32_t v = 0; v < num_vecs; v++) {
-        vec e = simd_exp2_less(vec_load(s + v * VEC_LANES), c, shift);
-        vec_store(s + v * VEC_LANES, e);
-        sum = vec_add(sum, e);
+    int32_t v = 0;
+    for (; v + 4 <= num_vecs; v += 4) {
+        sum = vec_add(sum, some_exp2(s + v * VEC_LANES, 4, c, shift));
     }
-    for (int32_t v = num_vecs; v < ATTN_STEP_KEYS / VEC_LANES; v++) {
+    for (; v < num_vecs; v++) {
+        sum = vec_add(sum, some_exp2(s + v * VEC_LANES, 1, c, shift));
+    }
+    for (; v < ATTN_STEP_KEYS / VEC_LANES; v++) {
         vec_store(s + v * VEC_LANES, vec_zero());
     }
-    return vec_hsum(sum);
+    return sum;
 }
 
 // simd_softmax_step is one step of the online softmax: m' = max(m, round(max x)), d' = d * exp2(m -
 // m') + sum exp2(x - m').  m being integral, all that is rescaled is multiplied by powers of two,
 // which rounds nothing.  A row that has seen nothing keeps m = -inf.
 static inline void simd_softmax_step(const simd_tile *t, const simd_logits *l) {
-    float most[SIMD_TILE_ROWS + VEC_LANES];
     float shift[SIMD_TILE_ROWS + VEC_LANES];
     float factor = l->factor;
-    for (int32_t r = 0; r < t->rows; r++) {
-        most[r] = row_max(t, l, r);
-    }
-    for (int32_t r = t->rows; r % VEC_LANES; r++) {
-        most[r] = -INFINITY;
-    }
     for (int32_t r = 0; r < t->rows; r += VEC_LANES) {
         vec before = vec_load(t->m + r);
-        vec after = vec_max(before, vec_round(vec_mul(vec_load(most + r), vec_set1(factor))));
+        vec most = vec_mul(rows_max(t, l, r), vec_set1(factor));
+        vec after = vec_max(before, vec_round(most));
         vec subtract = vec_max(vec_set1(-FLT_MAX), after); // not -inf: -inf - -inf is NaN
         vec_store(t->m + r, after);
         vec_store(shift + r, subtract);
         vec_store(t->rescale + r, simd_exp2(vec_sub(before, subtract)));
     }
     for (int32_t r = 0; r < t->rows; r++) {
-        t->d[r] = t->d[r] * t->rescale[r] + row_exp2(t, r, factor, shift[r]);
+        float *d = t->d + r * VEC_LANES;
+        vec sum = row_exp2(t, r, factor, shift[r]);
+        vec_store(d, vec_fma(vec_load(d), vec_set1(t->rescale[r]), sum));
     }
 }
 

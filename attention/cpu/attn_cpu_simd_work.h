@@ -11,6 +11,7 @@
 enum {
     SIMD_STREAM_ROWS = 4,   // most query rows a KV head of the stream form
     SIMD_DECODE_ROWS = 128, // and of a decode task
+    SIMD_Q_AHEAD = 8,       // query rows, of what is fetched before it is loaded
 };
 
 // simd_order is the order of the columns of q and acc, that in which K and V come out of a load.
@@ -48,10 +49,13 @@ struct simd_work {
     const attn_row *row;
     int32_t rows;               // query rows of a KV head
     int32_t stride_rows;        // the same with padding
+    int32_t loaded;             // of them are in q
     int32_t columns, v_columns; // of q and acc: head_dim and v_head_dim with padding
     float *q;                   // [head_count, stride_rows, columns], in form->order
-    float *acc;                 // [head_count, stride_rows, v_columns], in form->order
-    float *m, *d;               // [head_count, stride_rows]
+    float *acc;                 // [head_count, stride_rows, v_columns], in form->order; the
+                                // state's own where that has no other size
+    float *m;                   // [head_count, stride_rows]
+    float *d;                   // [head_count, stride_rows, VEC_LANES]
     simd_logits *logits;        // [head_count]
     float *slopes;              // [head_count, stride_rows] when the row has ALiBi slopes
     float *places;              // [stride_rows]: i + kv_len - q_len
@@ -90,8 +94,8 @@ static inline int64_t score_rows(const simd_work *w) {
     return w->rows > SIMD_STREAM_ROWS || heads < tile ? tile : heads;
 }
 
-static inline simd_work *work_init(const attn_params *p, const attn_task *t, void *scratch,
-                                   const simd_form *form) {
+static inline simd_work *work_init(const attn_params *p, const attn_task *t, const attn_state *out,
+                                   void *scratch, const simd_form *form) {
     char *at = scratch;
     simd_work *w = carve(&at, sizeof(*w));
     int32_t unit = form->order >= SIMD_QUADS ? SIMD_QUAD : SIMD_PAIR;
@@ -100,6 +104,7 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
     w->t = t;
     w->row = &p->rows[t->row];
     w->rows = t->q_count;
+    w->loaded = 0;
     w->stride_rows = w->rows / SIMD_TILE_ROWS * SIMD_TILE_ROWS; // tiles do not cross these
     while (w->stride_rows < w->rows) {
         w->stride_rows += tile_rows(w->rows - w->stride_rows);
@@ -109,9 +114,10 @@ static inline simd_work *work_init(const attn_params *p, const attn_task *t, voi
     int64_t states = (int64_t)t->head_count * w->stride_rows;
     const int64_t f32 = sizeof(float), pad = VEC_LANES; // vectors of states may end behind them
     w->q = carve(&at, states * w->columns * f32);
-    w->acc = carve(&at, states * w->v_columns * f32);
+    bool fits = w->stride_rows == w->rows && w->v_columns == p->shape.v_head_dim;
+    w->acc = fits ? out->acc : carve(&at, states * w->v_columns * f32);
     w->m = carve(&at, (states + pad) * f32);
-    w->d = carve(&at, (states + pad) * f32);
+    w->d = carve(&at, states * VEC_LANES * f32);
     w->logits = carve(&at, t->head_count * (int64_t)sizeof(*w->logits));
     w->slopes = carve(&at, states * f32);
     w->places = carve(&at, w->stride_rows * f32);
@@ -190,73 +196,83 @@ static inline void load_row(float *to, const simd_work *w, const char *from,
     const attn_shape *s = &w->p->shape;
     int64_t bytes = VEC_LANES * (int64_t)attnd_dtype_bytes(s->q_dtype);
     float plain[ATTN_MAX_HEAD_DIM + SIMD_QUAD];
-    for (int32_t c = 0; c < w->columns; c += VEC_LANES, from += bytes) {
+    bool is_plain = !cos_sin && w->form->order == SIMD_PLAIN;
+    float *x = is_plain ? to : plain;
+    int32_t c = 0;
+    for (; c + VEC_LANES <= s->head_dim; c += VEC_LANES, from += bytes) {
+        vec_store(x + c, vec_widen(from, s->q_dtype, VEC_LANES));
+    }
+    for (; c < w->columns; c += VEC_LANES, from += bytes) {
         int32_t n = s->head_dim - c;
-        n = n < 0 ? 0 : n > VEC_LANES ? VEC_LANES : n;
-        vec_store(plain + c, n ? vec_widen(from, s->q_dtype, n) : vec_zero());
+        vec_store(x + c, n > 0 ? vec_widen(from, s->q_dtype, n) : vec_zero());
     }
     if (cos_sin) {
         attn_cpu_rope_apply(w->row->rope, cos_sin, plain);
     }
-    order_columns(to, plain, w->columns, w->form->order);
+    if (!is_plain) {
+        order_columns(to, plain, w->columns, w->form->order);
+    }
 }
 
-// fetch_q fetches the query rows of a token's first head: they lie a token apart, which no hardware
-// guesses.
-static inline void fetch_q(const simd_work *w, int32_t token) {
-    const attn_row *row = w->row;
+// q_row returns the address of query row r of KV head h.
+static inline const char *q_row(const simd_work *w, int32_t h, int32_t r) {
     int32_t group = attn_group(&w->p->shape);
-    if (token >= row->q_first + row->q_count) {
-        return;
-    }
+    int64_t token = (w->t->q_first + r) / group;
+    int64_t q_head = (w->t->head_first + h) * group + (w->t->q_first + r) % group;
+    int64_t at = token * w->row->stride_q_token + q_head * w->row->stride_q_head;
+    return (const char *)w->row->q + at * (int64_t)attnd_dtype_bytes(w->p->shape.q_dtype);
+}
+
+// fetch_q fetches columns [c, c + n) of query rows [first, first + count) of the first KV head into
+// the second cache: tokens lie far apart, which no hardware guesses.  Always inlined: GCC takes a
+// function that does nothing else for one without effects and leaves out its calls.
+SIMD_INLINE void fetch_q(const simd_work *w, int32_t first, int32_t count, int32_t c, int32_t n) {
     int64_t element = attnd_dtype_bytes(w->p->shape.q_dtype);
-    for (int32_t i = 0; i < group; i++) {
-        int64_t q_head = w->t->head_first * (int64_t)group + i;
-        int64_t at = token * row->stride_q_token + q_head * row->stride_q_head;
-        for (int64_t c = 0; c < w->p->shape.head_dim * element; c += SIMD_LINE) {
-            __builtin_prefetch((const char *)row->q + at * element + c, 0, 3);
+    int32_t end = first + count < w->rows ? first + count : w->rows;
+    for (int32_t r = first; r < end; r++) {
+        const char *x = q_row(w, 0, r) + c * element;
+        for (int64_t at = 0; at < n * element; at += SIMD_LINE) {
+            __builtin_prefetch(x + at, 0, 2);
         }
     }
 }
 
-// load_q fills q, slopes and places.
-static inline void load_q(simd_work *w) {
+// load_q fills q, slopes and places with the next count rows of each KV head.
+static inline void load_q(simd_work *w, int32_t count) {
     const attn_row *row = w->row;
-    const attn_task *t = w->t;
     int32_t group = attn_group(&w->p->shape);
-    int64_t element = attnd_dtype_bytes(w->p->shape.q_dtype);
     double cos_sin[ATTN_MAX_HEAD_DIM];
-    int32_t token = t->q_first / group;
-    int32_t in_group = t->q_first % group;
-    for (int32_t r = 0; r < w->rows; r++, in_group++) {
-        if (in_group == group) {
-            in_group = 0;
-            token++;
-        }
-        if (r == 0 || in_group == 0) {
-            fetch_q(w, token + 2);
-        }
+    int32_t first = w->loaded;
+    int32_t last_token = -1;
+    w->loaded += count;
+    for (int32_t r = first; r < w->loaded; r++) {
+        int32_t token = (w->t->q_first + r) / group;
         int32_t place = row->kv_len - row->q_len + token;
         w->places[r] = (float)place;
-        if (row->rope && (r == 0 || in_group == 0)) {
+        if (row->rope && token != last_token) {
             attn_cpu_rope_angles(row->rope, row->q_positions ? row->q_positions[token] : place,
                                  cos_sin);
         }
-        for (int32_t h = 0; h < t->head_count; h++) {
-            int32_t q_head = (t->head_first + h) * group + in_group;
-            int64_t at = token * row->stride_q_token + q_head * row->stride_q_head;
+        last_token = token;
+        fetch_q(w, r + SIMD_Q_AHEAD, 1, 0, w->p->shape.head_dim);
+        for (int32_t h = 0; h < w->t->head_count; h++) {
             int64_t state = h * (int64_t)w->stride_rows + r;
-            load_row(w->q + state * w->columns, w, (const char *)row->q + at * element,
-                     row->rope ? cos_sin : NULL);
+            load_row(w->q + state * w->columns, w, q_row(w, h, r), row->rope ? cos_sin : NULL);
             if (row->alibi_slopes) {
+                int32_t q_head = (w->t->head_first + h) * group + (w->t->q_first + r) % group;
                 w->slopes[state] = attn_logit_of(w->p, row, q_head).slope;
             }
         }
     }
-    for (int32_t h = 0; h < t->head_count; h++) {
-        int64_t state = h * (int64_t)w->stride_rows + w->rows;
-        memset(w->q + state * w->columns, 0,
-               (size_t)(w->stride_rows - w->rows) * (size_t)w->columns * sizeof(float));
+    for (int32_t h = 0; h < w->t->head_count; h++) {
+        float *q = w->q + (h * (int64_t)w->stride_rows + first) * w->columns;
+        if (w->form->pair) {
+            w->form->pair(q, w->columns, count, w->columns);
+        }
+        if (w->loaded == w->rows) {
+            size_t padding = (size_t)(w->stride_rows - w->rows) * (size_t)w->columns;
+            memset(q + (int64_t)count * w->columns, 0, padding * sizeof(float));
+        }
     }
 }
 
@@ -276,23 +292,27 @@ static inline void clear_state(simd_work *w) {
     int64_t states = (int64_t)w->t->head_count * w->stride_rows;
     for (int64_t i = 0; i < states + VEC_LANES; i++) {
         w->m[i] = -INFINITY;
-        w->d[i] = 0;
     }
+    memset(w->d, 0, (size_t)states * VEC_LANES * sizeof(float));
     memset(w->acc, 0, (size_t)states * (size_t)w->v_columns * sizeof(float));
 }
 
 static inline void store_state(const simd_work *w, const attn_state *out) {
     int32_t v_head_dim = w->p->shape.v_head_dim;
     float scale = w->p->shape.kv_dtype == ATTND_F8E4M3 ? SIMD_F8_SCALE : 1.0f;
+    bool is_there = w->acc == out->acc && w->form->order == SIMD_PLAIN && scale == 1;
     float row[ATTN_MAX_HEAD_DIM + SIMD_QUAD];
     for (int32_t h = 0; h < w->t->head_count; h++) {
         for (int32_t r = 0; r < w->rows; r++) {
             int64_t from = h * (int64_t)w->stride_rows + r;
             int64_t to = h * (int64_t)w->rows + r;
-            restore_columns(row, w->acc + from * w->v_columns, w->v_columns, w->form->order, scale);
-            memcpy(out->acc + to * v_head_dim, row, (size_t)v_head_dim * sizeof(float));
+            if (!is_there) {
+                restore_columns(row, w->acc + from * w->v_columns, w->v_columns, w->form->order,
+                                scale);
+                memcpy(out->acc + to * v_head_dim, row, (size_t)v_head_dim * sizeof(float));
+            }
             out->m[to] = w->m[from];
-            out->d[to] = w->d[from];
+            out->d[to] = vec_hsum(vec_load(w->d + from * VEC_LANES));
         }
     }
 }
