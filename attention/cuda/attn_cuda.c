@@ -83,7 +83,7 @@ struct attn_cuda {
 };
 
 // plan_memory is the plans of both kernels: heads, then what the decode kernel reads, and at
-// prefill.ends_at what the prefill kernel reads.
+// prefill.records_at what the prefill kernel reads.
 typedef struct plan_memory {
     attn_prefill_head prefill;
     attn_cuda_head decode;
@@ -222,6 +222,7 @@ static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_e
     plan->prefill_fn = i->get();
     plan->limits.prefill = (attn_prefill_limits){.max_records = max_records,
                                                  .tile_rows = plan->prefill_fn.tile_rows,
+                                                 .ctas = cuda->num_ctas,
                                                  .least_rows = cuda->prefill_rows,
                                                  .max_angles = cuda->workspace_bytes / 8};
     ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->prefill_fn.function,
@@ -383,8 +384,8 @@ attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_ch
     plan->limits.prefill.launch_records = attn_prefill_count(p);
     attnd_err err = attn_cuda_plan_make(&plan->host->decode, p, &plan->limits, choice, info);
     if (err == ATTND_OK && plan->host->decode.num_left > 0) {
-        uint32_t ends_at = (uint32_t)decode_bytes(plan, plan->max_records);
-        err = attn_prefill_make(&plan->host->prefill, ends_at, p, &plan->limits.prefill, info);
+        uint32_t at = (uint32_t)decode_bytes(plan, plan->max_records);
+        err = attn_prefill_make(&plan->host->prefill, at, p, &plan->limits.prefill, info);
     }
     if (err != ATTND_OK) {
         memset(plan->host, 0, sizeof(*plan->host));
@@ -409,8 +410,8 @@ attnd_err attn_cuda_plan_upload(attn_cuda_plan *plan, void *stream, attnd_errinf
                                   decode_bytes(plan, plan->host->decode.num_records),
                                   cudaMemcpyHostToDevice, (cudaStream_t)stream));
     if (prefill->num_records > 0) {
-        ATTN_TRY_CUDA(cudaMemcpyAsync((char *)plan->device + prefill->ends_at,
-                                      (char *)plan->host + prefill->ends_at,
+        ATTN_TRY_CUDA(cudaMemcpyAsync((char *)plan->device + prefill->records_at,
+                                      (char *)plan->host + prefill->records_at,
                                       attn_prefill_bytes(prefill->num_records),
                                       cudaMemcpyHostToDevice, (cudaStream_t)stream));
     }

@@ -13,6 +13,8 @@
 enum {
     NUM_BUCKETS = 256,
     DECODE_TOKENS = 8, // rows of up to so many are decoded
+    PARTS = 4,         // of a row at the end of a launch
+    END_TASKS = 2,     // a CTA, that the end has at least
 };
 
 static int32_t min_of(int32_t a, int32_t b) {
@@ -149,9 +151,9 @@ static int32_t section_heads(const attn_shape *shape, int32_t kv_len) {
     return sections >= shape->kv_heads ? 1 : ceil_div(shape->kv_heads, (int32_t)sections);
 }
 
-// set_tiles cuts the query rows, and returns the tasks of a record.
-static uint64_t set_tiles(const attn_params *p, const attn_row *row, int32_t tile_rows,
-                          attn_prefill_record *r) {
+// set_tiles cuts the query rows.
+static void set_tiles(const attn_params *p, const attn_row *row, int32_t tile_rows,
+                      attn_prefill_record *r) {
     int32_t group = p->shape.q_heads / p->shape.kv_heads;
     r->tile_heads = min_of(group, tile_rows);
     r->head_parts = ceil_div(group, r->tile_heads);
@@ -169,7 +171,56 @@ static uint64_t set_tiles(const attn_params *p, const attn_row *row, int32_t til
     r->section_heads = section_heads(&p->shape, row->kv_len);
     r->section_lacks =
         ceil_div(p->shape.kv_heads, r->section_heads) * r->section_heads - p->shape.kv_heads;
+}
+
+static uint64_t tasks_of(const attn_params *p, const attn_prefill_record *r) {
     return (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads);
+}
+
+// has_parts says whether a row's first tiles see far fewer keys than its last ones, and can be
+// taken by themselves.
+static bool has_parts(const attn_prefill_record *r) {
+    int64_t most = (int64_t)r->seen_end + r->q_end - 1;
+    return (r->flags & ATTN_CAUSAL) && !r->mask_start && r->num_tiles >= PARTS &&
+           r->seen_first + r->q_end <= 0 && 2 * (int64_t)(r->q_end - r->q_first) > most;
+}
+
+// part_of returns a part of a record: part 0 has the last tokens and the new ones.
+static attn_prefill_record part_of(const attn_prefill_record *r, int32_t part) {
+    attn_prefill_record x = *r;
+    int32_t first = r->num_tiles * (PARTS - 1 - part) / PARTS;
+    int32_t end = r->num_tiles * (PARTS - part) / PARTS;
+    x.q_first = r->q_first + first * r->tile_tokens;
+    x.q_end = min_of(r->q_first + end * r->tile_tokens, r->q_end);
+    x.block_first = x.q_first;
+    x.block_tiles = x.num_tiles = end - first;
+    x.new_len = part == 0 ? r->new_len : 0;
+    return x;
+}
+
+// part_end cuts the rows at the end of a launch, so that the last tasks are its shortest: where a
+// row has few tasks, the first and longest ones of the last row would be begun when other CTAs have
+// nothing else to do.  The rows are so few that the L2 holds their keys until all parts are done.
+static void part_end(attn_prefill_head *head, const attn_params *p,
+                     const attn_prefill_limits *limits) {
+    attn_prefill_record *records = attn_prefill_records(head);
+    uint32_t num = 0;
+    uint64_t tasks = 0;
+    while (num < head->num_records && tasks < (uint64_t)limits->ctas * END_TASKS &&
+           has_parts(&records[head->num_records - 1 - num])) {
+        tasks += tasks_of(p, &records[head->num_records - 1 - num]);
+        num++;
+    }
+    if (num < 2 || limits->max_records - head->num_records < num * (PARTS - 1)) {
+        return; // the tasks of a row alone are in that order
+    }
+    attn_prefill_record *end = &records[head->num_records - num];
+    for (int32_t part = PARTS - 1; part >= 0; part--) { // part 0 lies where the rows do
+        for (uint32_t i = 0; i < num; i++) {
+            end[(uint32_t)part * num + i] = part_of(&end[i], part);
+        }
+    }
+    head->num_records += num * (PARTS - 1);
 }
 
 // place counts the rows of each bucket, and turns the counts into first places.
@@ -199,7 +250,7 @@ static attnd_err add_up(attn_prefill_head *head, const attn_params *p,
     uint64_t angles = 0;
     for (uint32_t i = 0; i < head->num_records; i++) {
         attn_prefill_record *r = &records[i];
-        tasks += (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads);
+        tasks += tasks_of(p, r);
         units += (uint64_t)r->new_len;
         r->angles_first = angles;
         if (r->inv_freq) {
@@ -224,7 +275,7 @@ static attnd_err add_up(attn_prefill_head *head, const attn_params *p,
     return ATTND_OK;
 }
 
-attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t ends_at, const attn_params *p,
+attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t at, const attn_params *p,
                             const attn_prefill_limits *limits, attnd_errinfo *info) {
     uint32_t next[NUM_BUCKETS];
     memset(head, 0, sizeof(*head));
@@ -234,8 +285,7 @@ attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t ends_at, const att
                           "the rows need more than the %u records of the plan",
                           limits->max_records);
     }
-    head->ends_at = ends_at;
-    head->records_at = ends_at + (num * (uint32_t)sizeof(attn_prefill_ends) + 15) / 16 * 16;
+    head->records_at = at;
     for (uint32_t i = 0; i < p->num_rows && num > 0; i++) {
         const attn_row *row = &p->rows[i];
         if (attn_prefill_takes(p, row, limits)) {
@@ -247,6 +297,8 @@ attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t ends_at, const att
         }
     }
     head->num_records = num;
+    part_end(head, p, limits);
+    head->ends_at = at + head->num_records * (uint32_t)sizeof(attn_prefill_record);
     attnd_err err = add_up(head, p, limits, info);
     if (err != ATTND_OK) {
         memset(head, 0, sizeof(*head));

@@ -8,6 +8,8 @@
 //               and values, a smaller one first, since few long tasks at the end would leave CTAs
 //               idle; in a section the last tokens first (of causal rows they see most), each for
 //               all heads, so that keys are read by several CTAs at a time
+//     the end   of several rows that are short enough, a quarter of each after another (a record
+//               each), the one that sees most keys first
 // Nothing is listed a task: a CTA finds the record by task_end and the rest by division.
 //
 // *Units* are what the prepare kernel does before, in the same launch: a new token to be rotated
@@ -105,7 +107,7 @@ typedef struct attn_prefill_ends {
     uint32_t tasks, units;
 } attn_prefill_ends;
 
-// attn_prefill_head begins a plan.  Ends and records [num_records] lie somewhere behind it.
+// attn_prefill_head begins a plan.  Records and ends [num_records] lie somewhere behind it.
 typedef struct attn_prefill_head {
     uint32_t num_records;
     uint32_t num_tasks, num_units;
@@ -117,6 +119,7 @@ typedef struct attn_prefill_head {
 typedef struct attn_prefill_limits {
     uint32_t max_records;
     int32_t tile_rows; // query rows of a tile
+    uint32_t ctas;     // that take tasks
     // Query rows a KV head (q_len * q_heads / kv_heads) from which on a row is prefilled; 0 = there
     // is no prefill kernel, ATTN_PREFILL_MEASURED = as measured.
     int32_t least_rows;
@@ -170,10 +173,10 @@ uint64_t attn_prefill_count(const attn_params *p);
 bool attn_prefill_takes(const attn_params *p, const attn_row *row,
                         const attn_prefill_limits *limits);
 
-// attn_prefill_make writes the plan of the rows that the prefill kernel takes to *head, and ends
-// and records ends_at bytes (a multiple of 16) behind it, where attn_prefill_bytes(max_records) are
-// free.  The rows have been checked.  ATTND_EMSGSIZE.
-attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t ends_at, const attn_params *p,
+// attn_prefill_make writes the plan of the rows that the prefill kernel takes to *head, and records
+// and ends `at` bytes (a multiple of 16) behind it, where attn_prefill_bytes(max_records) are free.
+// The rows have been checked.  ATTND_EMSGSIZE.
+attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t at, const attn_params *p,
                             const attn_prefill_limits *limits, attnd_errinfo *info);
 
 #ifdef __cplusplus

@@ -145,6 +145,70 @@ START_TEST(records_with_most_keys_come_first) {
 }
 END_TEST
 
+// The last rows of a launch that have at least two tasks a CTA are cut in four, and all parts with
+// the last tokens come first: of 5 rows of 4 tiles and 3 heads, 12 tasks a row, two rows.
+START_TEST(a_launch_ends_with_short_tiles) {
+    int32_t last = 512;
+    uint32_t before = 0;
+    begin(1);
+    limits.ctas = 12;
+    for (int i = 0; i < 5; i++) {
+        add_row(512, 512, 0, 512)->new_len = 5;
+    }
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 3 + 2 * 4);
+    ck_assert_uint_eq(plan.head.num_tasks, 60);
+    ck_assert_uint_eq(plan.head.num_units, 25); // each new token once
+    memset(seen, 0, sizeof(seen));
+    for (uint32_t i = 0; i < plan.head.num_records; i++) {
+        const attn_prefill_record *r = &attn_prefill_records(&plan.head)[i];
+        uint32_t end = attn_prefill_ends_of(&plan.head)[i].tasks;
+        ck_assert_uint_eq(end - before, i < 3 ? 12 : 3);
+        for (uint32_t n = before; n < end; n++) {
+            attn_prefill_tile t = attn_prefill_tile_of(r, (int32_t)(n - before), 1);
+            ck_assert_int_eq(t.tokens, 128);
+            seen[t.kv_head][t.token_first / 128][row_of(r) - rows]++;
+            if (i >= 3) {
+                ck_assert_int_le(t.token_first, last);
+                last = t.token_first;
+            }
+        }
+        before = end;
+    }
+    for (int row = 0; row < 5; row++) {
+        for (int tile = 0; tile < 4 * KV_HEADS; tile++) {
+            ck_assert_int_eq(seen[tile / 4][tile % 4][row], 1);
+        }
+    }
+}
+END_TEST
+
+// Rows stay whole without room for their parts, when a window or a cached prefix makes tiles of
+// about the same length of them, and when the last one alone has tasks enough.
+START_TEST(rows_that_gain_nothing_stay_whole) {
+    begin(1);
+    limits.ctas = 12;
+    attn_row *first = add_row(512, 512, 0, 512), *second = add_row(512, 512, 0, 512);
+    limits.max_records = 7;
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 2);
+    limits.max_records = 8;
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 8);
+    first->window_left = second->window_left = 300;
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 2);
+    first->window_left = second->window_left = -1;
+    first->kv_len = second->kv_len = 1025;
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 2);
+    first->kv_len = second->kv_len = 512;
+    limits.ctas = 6;
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 2);
+}
+END_TEST
+
 START_TEST(rows_of_few_query_rows_and_forced_splits_are_not_prefilled) {
     begin(4);
     limits.least_rows = 65;
@@ -287,6 +351,8 @@ static Suite *suite(void) {
     tcase_set_timeout(t, 60);
     tcase_add_test(t, tasks_of_a_plan_are_each_query_row_once);
     tcase_add_test(t, records_with_most_keys_come_first);
+    tcase_add_test(t, a_launch_ends_with_short_tiles);
+    tcase_add_test(t, rows_that_gain_nothing_stay_whole);
     tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
     tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_records);
     tcase_add_test(t, units_are_new_tokens_and_angles);
