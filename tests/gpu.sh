@@ -4,7 +4,9 @@
 # $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
 #     tests/gpu.sh model [CELL ...]  a whole model step, attnd in process and in service mode (under an
-#                                    MPS of its own, when there is one) beside SDPA
+#                                    MPS of its own, when there is one) beside SDPA, and a prompt beside
+#                                    the prefill kernel by itself
+#     tests/gpu.sh racecheck         shared-memory hazards of the prefill kernel, by kind
 # It takes nvcc and CMake, and for the daemon and the benchmark the libraries of
 # deploy/install-deps.sh.  What does not build here may come from elsewhere: ATTND_BUILD names a
 # folder that attnd was built in, of which everything found is taken, with shared libraries in its
@@ -63,9 +65,11 @@ if [ "${1:-}" = model ]; then
         export ATTND_MPS=$mps
         trap 'mps_stop "$mps"; rm -rf "$mps"' EXIT
     fi
-    PYTHONPATH=$PWD/proto/python/src own timeout 400 python3 tests/model/bench_model.py "$parts" "$@" 2>&1 |
-        tee "$out/model.txt"
-    exit "${PIPESTATUS[0]}"
+    export PYTHONPATH=$PWD/proto/python/src
+    own timeout 400 python3 tests/model/bench_model.py "$parts" "$@" 2>&1 | tee "$out/model.txt"
+    failed=${PIPESTATUS[0]}
+    own timeout 100 python3 tests/model/bench_prefill.py "$parts" 2>&1 | tee "$out/prefill.txt"
+    exit $((failed | PIPESTATUS[0]))
 fi
 
 say "build"
@@ -78,6 +82,21 @@ elif ! place tests/test_conformance_cuda >/dev/null; then
 fi
 grep -h '^-- CUDA' "$out/build.txt" 2>/dev/null
 conformance=$(place tests/test_conformance_cuda)
+
+# gpu.sh racecheck counts the hazards that racecheck sees, by the lines of code of both accesses.  It
+# does not follow an mbarrier from warp to warp; attention/cuda/README.md lists what is ordered so.
+if [ "${1:-}" = racecheck ]; then
+    own timeout 300 compute-sanitizer --tool racecheck --racecheck-report hazard --print-limit 100000 \
+        "$conformance" --kernel prefill --short >"$out/racecheck.txt" 2>&1
+    tail -n 1 "$out/racecheck.txt"
+    awk '/hazard detected/ { match($0, /RAW|WAR|WAW/); kind = substr($0, RSTART, 3); n = 0 }
+        / Thread \(/ && kind != "" {
+            both = (n++ ? both " and " : "") $2 " " $NF
+            if (n == 2) { count[kind ": " both]++; kind = "" }
+        }
+        END { for (x in count) printf "%6d %s\n", count[x], x }' "$out/racecheck.txt" | sort -rn
+    exit 0
+fi
 bench=$(place attn-bench)
 
 for kernel in bulk portable prefill default; do

@@ -64,9 +64,13 @@ static attnd_err read_head(bench_case *c, char **rest, attnd_errinfo *info) {
 
 static attnd_err read_keys(bench_case *c, char **rest, attnd_errinfo *info) {
     const key keys[] = {
-        {"batch", &c->batch, BENCH_MAX_BATCH}, {"kv_len", &c->kv_len, 1 << 24},
-        {"q_len", &c->q_len, 1 << 20},         {"new", &c->new_len, 1 << 20},
-        {"block", &c->block_tokens, 1 << 20},  {"head_dim", &c->head_dim, ATTN_MAX_HEAD_DIM},
+        {"batch", &c->batch, BENCH_MAX_BATCH},
+        {"kv_len", &c->kv_len, 1 << 24},
+        {"q_len", &c->q_len, 1 << 20},
+        {"new", &c->new_len, 1 << 20},
+        {"block", &c->block_tokens, 1 << 20},
+        {"head_dim", &c->head_dim, ATTN_MAX_HEAD_DIM},
+        {"fused", &c->fused, 1},
     };
     char *word;
     while ((word = strtok_r(NULL, " ", rest)) != NULL) {
@@ -106,6 +110,7 @@ static attnd_err check_lengths(bench_case *c, attnd_errinfo *info) {
     }
     set_default(&c->q_len, 1);
     set_default(&c->new_len, 0);
+    set_default(&c->fused, 0);
     if (c->new_len > c->q_len) {
         return attnd_fail(info, ATTND_EINVAL, "new", "new %d is above q_len %d", c->new_len,
                           c->q_len);
@@ -135,7 +140,8 @@ attnd_err bench_case_parse(bench_case *out, const char *text, attnd_errinfo *inf
                     .batch = NO_VALUE,
                     .kv_len = NO_VALUE,
                     .q_len = NO_VALUE,
-                    .new_len = NO_VALUE};
+                    .new_len = NO_VALUE,
+                    .fused = NO_VALUE};
     char *rest = NULL;
     char *word = strtok_r(copy, " ", &rest);
     for (int i = 0; i < BENCH_NUM_KINDS; i++) {
@@ -172,6 +178,7 @@ void bench_case_name(const bench_case *c, char out[BENCH_CASE_BYTES]) {
     add_key(out, "q_len", c->q_len, is_prefill ? NO_VALUE : 1);
     add_key(out, "kv_len", c->kv_len, is_prefill ? c->q_len : NO_VALUE);
     add_key(out, "new", c->new_len, 0);
+    add_key(out, "fused", c->fused, 0);
 }
 
 bool bench_case_matches(const char *name, const char *pattern) {

@@ -8,7 +8,8 @@
 // keys.  DTYPE is the storage type, as in proto/dtype.h; f8e4m3 has bf16 queries.  Keys: batch (1;
 // ragged 128), kv_len (prefill, full: q_len), q_len (1), new (0): the last so many keys are
 // appended by the launch, and these and the queries are rotated (RoPE); head_dim (128), block
-// (tokens; 64).  "decode bf16 32/8 kv_len 32768".  No state; any thread.
+// (tokens; 64), fused (0; 1: queries and new keys and values are slices of what one projection
+// writes, [tokens, q_heads + 2 kv_heads, head_dim]).  "decode bf16 32/8 kv_len 32768".  No state; any thread.
 #ifndef ATTND_LOAD_BENCH_CASE_H
 #define ATTND_LOAD_BENCH_CASE_H
 
@@ -32,7 +33,7 @@ typedef struct bench_case {
     bench_kind kind;
     attnd_dtype q_dtype, kv_dtype;
     int32_t q_heads, kv_heads, head_dim, block_tokens;
-    int32_t batch, kv_len, q_len, new_len;
+    int32_t batch, kv_len, q_len, new_len, fused;
     const double *weights; // [batch], what lengths of a ragged case are in proportion to; borrowed,
                            // NULL = as bench_case_lengths says
 } bench_case;

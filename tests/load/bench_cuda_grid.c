@@ -17,11 +17,13 @@
           "prefill bf16 32/8 head_dim 64 block " n " batch " batch " q_len " n, \
           "prefill bf16 32/8 batch " batch " q_len " n)
 
-// n new tokens behind 4096 cached ones, `all` together: contiguous, paged, and appended to pages.
+// n new tokens behind 4096 cached ones, `all` together: contiguous, paged, appended to pages, and
+// appended from what a fused projection of queries, keys and values wrote.
 #define PREFIX(batch, n, all)                                                        \
     GROUP("prefill bf16 32/8 block " all " batch " batch " q_len " n " kv_len " all, \
           "prefill bf16 32/8 batch " batch " q_len " n " kv_len " all,               \
-          "prefill bf16 32/8 batch " batch " q_len " n " kv_len " all " new " n)
+          "prefill bf16 32/8 batch " batch " q_len " n " kv_len " all " new " n,     \
+          "prefill bf16 32/8 batch " batch " q_len " n " kv_len " all " new " n " fused 1")
 
 // n tokens of one sequence behind none, 1024 and 8192 cached ones.
 #define FEW(n, all_1024, all_8192)                                                        \

@@ -18,6 +18,11 @@ static uint64_t blocks_of(const bench_case *c, int32_t kv_len) {
     return (uint64_t)((kv_len + c->block_tokens - 1) / c->block_tokens);
 }
 
+// q_stride_heads returns how many heads lie between one token's queries and the next one's.
+static int32_t q_stride_heads(const bench_case *c) {
+    return c->q_heads + (c->fused ? 2 * c->kv_heads : 0);
+}
+
 static sizes sizes_of(const bench_case *c) {
     int32_t lengths[BENCH_MAX_BATCH];
     sizes z = {0};
@@ -28,13 +33,14 @@ static sizes sizes_of(const bench_case *c) {
     z.half = (uint64_t)c->kv_heads * (uint64_t)c->block_tokens * (uint64_t)c->head_dim *
              attnd_dtype_bytes(c->kv_dtype);
     z.pool = z.blocks * 2 * z.half;
-    z.q = (uint64_t)c->batch * (uint64_t)c->q_len * (uint64_t)c->q_heads * (uint64_t)c->head_dim *
-          attnd_dtype_bytes(c->q_dtype);
-    z.out = z.q;
+    z.out = (uint64_t)c->batch * (uint64_t)c->q_len * (uint64_t)c->q_heads * (uint64_t)c->head_dim *
+            attnd_dtype_bytes(c->q_dtype);
+    z.q = z.out / (uint64_t)c->q_heads * (uint64_t)q_stride_heads(c);
     z.table = z.blocks * sizeof(uint32_t);
     z.scale = (uint64_t)c->kv_heads * sizeof(float);
-    z.new_rows = (uint64_t)c->batch * (uint64_t)c->new_len * (uint64_t)c->kv_heads *
-                 (uint64_t)c->head_dim * attnd_dtype_bytes(c->q_dtype);
+    z.new_rows = c->fused ? 0 // they lie behind the queries
+                          : (uint64_t)c->batch * (uint64_t)c->new_len * (uint64_t)c->kv_heads *
+                                (uint64_t)c->head_dim * attnd_dtype_bytes(c->q_dtype);
     z.freqs = (uint64_t)c->head_dim / 2 * sizeof(float);
     return z;
 }
@@ -71,7 +77,7 @@ static attn_shape shape_of(const bench_case *c, const sizes *z) {
 }
 
 static attn_row row_of(const bench_case *c, const sizes *z, int32_t kv_len) {
-    return (attn_row){.stride_q_token = c->q_heads * c->head_dim,
+    return (attn_row){.stride_q_token = q_stride_heads(c) * c->head_dim,
                       .stride_q_head = c->head_dim,
                       .stride_out_token = c->q_heads * c->head_dim,
                       .stride_out_head = c->head_dim,
@@ -110,12 +116,20 @@ static void list_runs(bench_set *s, const attn_row *row) {
     }
 }
 
-// set_new gives a row its part of the appended tokens.
+// set_new gives a row its part of the appended tokens: its own, from `first` on, or behind the
+// queries of the same tokens.
 static void set_new(attn_row *row, const bench_case *c, const char *k_new, const char *v_new,
                     uint64_t first, const attn_rope *rope) {
     row->k_new = k_new + first;
     row->v_new = v_new + first;
     row->stride_k_new_token = row->stride_v_new_token = c->kv_heads * c->head_dim;
+    if (c->fused) {
+        int64_t element = (int64_t)attnd_dtype_bytes(c->q_dtype);
+        int64_t k = (c->q_len - c->new_len) * row->stride_q_token + c->q_heads * c->head_dim;
+        row->k_new = (const char *)row->q + k * element;
+        row->v_new = (const char *)row->q + (k + c->kv_heads * c->head_dim) * element;
+        row->stride_k_new_token = row->stride_v_new_token = row->stride_q_token;
+    }
     row->stride_k_new_head = row->stride_v_new_head = c->head_dim;
     row->new_len = c->new_len;
     row->rope = rope;

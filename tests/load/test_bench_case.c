@@ -27,7 +27,7 @@ END_TEST
 
 START_TEST(every_key_is_read) {
     bench_case c =
-        parse("prefill f8e4m3 8/2 kv_len 900 q_len 30 block 16 head_dim 64 batch 3 new 20");
+        parse("prefill f8e4m3 8/2 kv_len 900 q_len 30 block 16 head_dim 64 batch 3 new 20 fused 1");
     ck_assert_int_eq(c.kind, BENCH_PREFILL);
     ck_assert_int_eq(c.q_dtype, ATTND_BF16);
     ck_assert_int_eq(c.kv_dtype, ATTND_F8E4M3);
@@ -37,6 +37,7 @@ START_TEST(every_key_is_read) {
     ck_assert_int_eq(c.q_len, 30);
     ck_assert_int_eq(c.new_len, 20);
     ck_assert_int_eq(c.kv_len, 900);
+    ck_assert_int_eq(c.fused, 1);
 }
 END_TEST
 
@@ -49,6 +50,7 @@ static const char *const names[] = {
     "prefill f32 32/8 q_len 512 kv_len 4096",
     "full bf16 16/16 block 512 batch 32 q_len 512",
     "decode bf16 32/8 batch 8 kv_len 4096 new 1",
+    "prefill bf16 32/8 q_len 512 new 512 fused 1",
 };
 
 START_TEST(a_name_is_read_as_it_is_written) {
@@ -171,7 +173,7 @@ static Suite *suite(void) {
     TCase *c = tcase_create("case");
     tcase_add_test(c, a_case_is_read_with_defaults);
     tcase_add_test(c, every_key_is_read);
-    tcase_add_loop_test(c, a_name_is_read_as_it_is_written, 0, 7);
+    tcase_add_loop_test(c, a_name_is_read_as_it_is_written, 0, 8);
     tcase_add_loop_test(c, a_wrong_case_is_refused_by_name, 0, NUM_WRONG);
     tcase_add_test(c, a_pattern_means_names);
     tcase_add_test(c, ragged_lengths_add_up);

@@ -284,10 +284,10 @@ def main():
     report([tuple(int(n) for n in cell.split("x")) for cell in cells], times)
 
 
-if sys.argv[1] == "--mode":
+if __name__ == "__main__" and sys.argv[1] == "--mode":
     _, _, MODE, FILE, BUILD, *CHOSEN = sys.argv
     TIMES = run(BUILD, MODE, [tuple(int(n) for n in cell.split("x")) for cell in CHOSEN])
     with open(FILE, "w") as f:
         json.dump(TIMES, f)
-else:
+elif __name__ == "__main__":
     main()
