@@ -2,7 +2,7 @@
 // RoPE included, one launch.  README.md has the picture and the counts.
 //
 // Grid: one CTA an SM, always; what each computes stands in the plan (attn_cuda_plan.h).  The first
-// warps are the consumers, the last one is the loader.
+// warps are the consumers, the next one is the loader, then come those of decode_aside.cuh.
 //
 // Where the code lies matters.  Between two launches of a model step its weights go through the L2,
 // so a launch fetches its code from memory: what lies in the first 64 KiB is there when it is
@@ -12,31 +12,17 @@
 #ifndef ATTND_ATTENTION_CUDA_DECODE_KERNEL_CUH
 #define ATTND_ATTENTION_CUDA_DECODE_KERNEL_CUH
 
+#include "attention/cuda/decode_aside.cuh"
 #include "attention/cuda/decode_load.cuh"
 #include "attention/cuda/decode_math.cuh"
 #include "attention/cuda/decode_merge.cuh"
 #include "attention/cuda/decode_rope.cuh"
 
-// decode_release hands a buffer back, once all lanes of the warp are done with it.
-__device__ __forceinline__ void decode_release(const uint64_t *empty, const decode_ring &at) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        ptx::mbar_arrive(ptx::s_addr(&empty[at.index()]));
-    }
-}
-
-// decode_queries is where the queries of an item lie.
-template <typename Traits>
-__device__ __forceinline__ unsigned char *decode_queries(typename Traits::smem &s,
-                                                         const decode_ring &items) {
-    const uint32_t num_items = decode_num_items(s.items[items.index()].piece.slot_rows);
-    return s.queries + items.index() * (Traits::kQueryBytes / num_items);
-}
-
-// decode_consume computes an item with kNt * 8 query rows a warp.  The item has landed.
+// decode_consume computes an item with kNt * 8 query rows a warp.  The item has landed.  is_first:
+// it is the CTA's first.
 template <typename Traits, int kNt>
 __device__ void decode_consume(typename Traits::smem &s, const decode_item &item,
-                               unsigned char *s_queries, const decode_args &args) {
+                               unsigned char *s_queries, const decode_args &args, bool is_first) {
     // Roles.  Up to 8 * kNt query rows, the warps share out the tiles of a stage; with more, some
     // of them hold different sets of query rows and read the same tiles.
     const attn_cuda_record &r = item.record;
@@ -45,18 +31,18 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
     const int sets_log2 = decode_sets_log2<kNt>(num_rows);
     const decode_lane at(lane);
 
-    // Queries.
-    if (r.inv_freq && num_rows > 0) {
-        decode_rotate_queries<Traits>(r, s_queries, thread);
-        decode_fence<Traits>();
+    // Queries.  Up to 8 rows have been rotated aside, but for the first.
+    if (r.inv_freq && num_rows > 0 && (is_first || kNt > 1 || !Traits::kHasAside)) {
+        decode_rotate_queries<Traits, false>(r, s_queries, thread);
         ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers);
     }
     decode_rows<Traits, kNt> rows;
     rows.begin(r, ptx::s_addr(s_queries), (warp & ((1 << sets_log2) - 1)) * 8 * kNt, at);
 
-    // Stages, the newest keys first.  Every warp passes all of them, so that a stage is free when
-    // all have; it computes each tile whose number, modulo how many warps share the query rows, is
-    // its own.
+    // Stages, the newest keys first.  New keys are rotated by the warp that reads them; by all when
+    // several warps read them, and in the first item, where all wait for them.  Every warp passes
+    // all of them, so that a stage is free when all have; it computes each tile whose number,
+    // modulo how many warps share the query rows, is its own.
     const int32_t first_key = item.piece.tile_first * Traits::kTile;
     const int32_t end_key = min(first_key + item.piece.num_tiles * Traits::kTile, r.kv_len);
     int32_t key = (end_key - 1) & ~(Traits::kStageTokens - 1);
@@ -65,16 +51,25 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
         const int32_t first = max(key, first_key), end = min(key + Traits::kStageTokens, end_key);
         auto &stage = s.stages[ring.index()];
         ring.wait_full(s.full);
-        if (end > r.kv_len - r.new_len) {
-            decode_append<Traits>(item, args, stage.k, stage.v, key,
-                                  max(first, r.kv_len - r.new_len), end, ptx::thread());
+        const int32_t first_new = max(first, r.kv_len - r.new_len);
+        if ((is_first || kNt > 1) && first_new < end) {
+            decode_append<Traits, false>(item, args, stage.k, stage.v, key, first_new, end,
+                                         ptx::thread());
         }
         const int sharing = Traits::kWarps >> sets_log2;
         int n = ((ptx::thread() / 32 >> sets_log2) - key / Traits::kTile) & (sharing - 1);
 #pragma unroll 1
         for (; n < Traits::kStageTiles; n += sharing) {
             const int32_t tile_key = key + n * Traits::kTile;
-            if (tile_key >= first && tile_key < end && num_rows > 0) {
+            if (tile_key < first || tile_key >= end) {
+                continue;
+            }
+            if (!is_first && kNt == 1 && first_new < min(tile_key + Traits::kTile, end)) {
+                decode_append<Traits, true>(item, args, stage.k, stage.v, key,
+                                            max(tile_key, first_new),
+                                            min(tile_key + Traits::kTile, end), lane);
+            }
+            if (num_rows > 0) {
                 const uint32_t offset = (uint32_t)(n * Traits::kTile * Traits::kRowBytes);
                 rows.tile(item, args, ptx::s_addr(stage.k) + offset, ptx::s_addr(stage.v) + offset,
                           tile_key, at);
@@ -87,8 +82,10 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
         ring.advance(Traits::kStages);
     }
 
-    // Epilogue, in the last stage.
-    if (num_rows > 0) {
+    // Epilogue, in the last stage, or aside.
+    if (kNt == 1 && decode_is_aside<Traits>(item)) {
+        decode_merge<Traits>(s, args, item).leave(rows);
+    } else if (num_rows > 0) {
         auto &stage = s.stages[ring.index()];
         decode_merge<Traits>(s, args, item).finish(rows, ptx::s_addr(stage.k));
         decode_fence<Traits>();
@@ -101,18 +98,20 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
 // decode_take computes the next item.  Where a warp stands among items and stages it looks up each
 // time: registers are short in between.
 template <typename Traits>
-__device__ void decode_take(typename Traits::smem &s, const decode_args &args) {
+__device__ void decode_take(typename Traits::smem &s, const decode_args &args, bool is_first) {
     const decode_ring items = s.item_rings[ptx::thread() / 32];
     items.wait_full(s.item_full);
     const decode_item &item = s.items[items.index()];
+    unsigned char *s_queries =
+        s.queries + decode_place<Traits>(items.index(), item.piece.slot_rows);
     if (item.piece.kv_head < 0) {
         ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // shared_item written
     } else if (item.piece.num_tiles == 0) {
         decode_merge<Traits>(s, args, item).write_empty();
     } else if (item.record.tokens * item.record.heads > 8) {
-        decode_consume<Traits, 2>(s, item, decode_queries<Traits>(s, items), args);
+        decode_consume<Traits, 2>(s, item, s_queries, args, is_first);
     } else {
-        decode_consume<Traits, 1>(s, item, decode_queries<Traits>(s, items), args);
+        decode_consume<Traits, 1>(s, item, s_queries, args, is_first);
     }
 }
 
@@ -155,16 +154,21 @@ __global__ void __launch_bounds__(decode_traits<kHeadDim, T, kBulk>::kThreads, 1
             ptx::mbar_init(ptx::s_addr(&s.empty[i]), Traits::kWarps);
         }
         for (int i = 0; i < Traits::kItems; i++) {
-            ptx::mbar_init(ptx::s_addr(&s.item_full[i]), Traits::kFullArrivals);
-            ptx::mbar_init(ptx::s_addr(&s.item_empty[i]), Traits::kWarps);
+            ptx::mbar_init(ptx::s_addr(&s.item_loaded[i]), Traits::kItemArrivals);
+            ptx::mbar_init(ptx::s_addr(&s.item_full[i]),
+                           Traits::kHasAside ? 1 : Traits::kItemArrivals);
+            ptx::mbar_init(ptx::s_addr(&s.item_empty[i]), Traits::kWarps + Traits::kHasAside);
         }
+        ptx::mbar_init(ptx::s_addr(&s.aside_full), Traits::kWarps);
+        ptx::mbar_init(ptx::s_addr(&s.aside_empty), 1);
         if constexpr (kBulk) {
             ptx::fence_mbar_init();
         }
         s.shared_item.piece.merge = 0;
     }
     if (threadIdx.x < Traits::kWarps) {
-        s.rings[threadIdx.x] = s.item_rings[threadIdx.x] = decode_ring();
+        s.rings[threadIdx.x] = s.item_rings[threadIdx.x] = s.aside_rings[threadIdx.x] =
+            decode_ring();
     }
     __syncthreads();
     if constexpr (kBulk) {
@@ -179,12 +183,17 @@ __global__ void __launch_bounds__(decode_traits<kHeadDim, T, kBulk>::kThreads, 1
             if (has_item && !decode_leave<Traits>(s, args)) {
                 return;
             }
-            decode_take<Traits>(s, args);
+            decode_take<Traits>(s, args, !has_item);
         }
     }
 
-    // Loader.
-    decode_loader<Traits>(s, args).run();
+    if (threadIdx.x < Traits::kConsumers + 32) {
+        decode_loader<Traits>(s, args).run();
+    } else if (threadIdx.x < Traits::kConsumers + 64) {
+        decode_rotate_aside<Traits>(s);
+    } else {
+        decode_merge_aside<Traits>(s, args);
+    }
 }
 
 #endif

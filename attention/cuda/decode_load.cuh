@@ -48,9 +48,9 @@ struct decode_loader {
         }
     }
 
-    // commit ends a buffer that waits for bytes in all.
-    __device__ void commit(uint32_t bytes, uint32_t s_bar) {
-        if constexpr (!Traits::kIsBulk) {
+    // commit ends a buffer that waits for bytes of bulk copies, and for cp_async_16 if there are.
+    __device__ void commit(uint32_t bytes, uint32_t s_bar, bool has_pieces = !Traits::kIsBulk) {
+        if (has_pieces) {
             ptx::cp_async_arrive(s_bar);
         }
         __syncwarp();
@@ -63,37 +63,43 @@ struct decode_loader {
         }
     }
 
+    // copy_queries copies query rows in 16-byte pieces, side by side: the bulk copies of a warp's
+    // lanes are issued one after the other.
+    __device__ void copy_queries(const attn_cuda_piece &piece, const attn_cuda_record &r,
+                                 uint32_t s_queries) {
+        constexpr int kPieces = Traits::kRowBytes / 16;
+        const int heads = r.heads, pieces = r.tokens * heads * kPieces;
+        const uint32_t heads_inverse = r.heads_inverse;
+        const int64_t token_bytes = r.q_token_bytes, head_bytes = r.q_head_bytes;
+        const char *q = r.q + (piece.kv_head * args.group + r.head_first) * head_bytes;
+#pragma unroll 1
+        for (int i = lane; i < pieces; i += 32) {
+            const int row = i / kPieces, byte = i % kPieces * 16;
+            const int token = (int)((uint32_t)row * heads_inverse >> 16);
+            ptx::cp_async_16(s_queries + decode_query_at<Traits>(row, byte),
+                             q + token * token_bytes + (row - token * heads) * head_bytes + byte);
+        }
+    }
+
     // load_item hands over a piece, its record and its queries.  r is NULL at the end.
     __device__ void load_item(const attn_cuda_piece &piece, const attn_cuda_record *r) {
-        constexpr int kGroups = Traits::kRowBytes / 64;
-        const uint32_t num_items = decode_num_items(piece.slot_rows);
-        const uint32_t s_bar = ptx::s_addr(&s.item_full[items.index()]);
-        const uint32_t s_queries =
-            ptx::s_addr(s.queries) + items.index() * (Traits::kQueryBytes / num_items);
+        const uint32_t index = items.index();
+        const uint32_t s_bar =
+            ptx::s_addr(&(Traits::kHasAside ? s.item_loaded : s.item_full)[index]);
         items.wait_empty(s.item_empty);
-        decode_item *s_item = &s.items[items.index()];
+        decode_item *s_item = &s.items[index];
         if (lane == 0) {
             s_item->piece = piece;
         }
-        uint32_t bytes = 0;
         if (r) {
-            const int heads = r->heads;
-            const int groups = piece.num_tiles > 0 ? r->tokens * heads * kGroups : 0;
-            const char *q = r->q + (piece.kv_head * args.group + r->head_first) * r->q_head_bytes;
-            bytes = sizeof(*r) + (uint32_t)groups * 64;
             copy(ptx::s_addr(&s_item->record), r, lane == 0 ? sizeof(*r) : 0, s_bar);
-#pragma unroll 1
-            for (int first = 0; first < groups; first += 32) {
-                const int row = (first + lane) / kGroups, byte = (first + lane) % kGroups * 64;
-                const int token = decode_token(*r, row);
-                const char *src =
-                    q + token * r->q_token_bytes + (row - token * heads) * r->q_head_bytes + byte;
-                copy(s_queries + decode_query_at<Traits>(row, byte), src,
-                     first + lane < groups ? 64 : 0, s_bar);
+            if (piece.num_tiles > 0) {
+                copy_queries(piece, *r,
+                             ptx::s_addr(s.queries) + decode_place<Traits>(index, piece.slot_rows));
             }
         }
-        commit(bytes, s_bar);
-        items.advance(num_items);
+        commit(r ? sizeof(*r) : 0, s_bar, true);
+        items.advance(decode_num_items(piece.slot_rows));
     }
 
     // copy_new copies new tokens [first, end) of a sequence, which are not in the pool yet.

@@ -5,7 +5,8 @@
 //     merged: m = max m_i,  d = sum exp2(m_i - m) * d_i,  o likewise;  out = o / (d + exp2(sink -
 //     m))
 //
-// The scratch for it is the item's last stage, which is handed back afterwards.
+// The scratch for it is the item's last stage, which is handed back afterwards.  Merging aside
+// (decode_aside.cuh) has its own.
 #ifndef ATTND_ATTENTION_CUDA_DECODE_MERGE_CUH
 #define ATTND_ATTENTION_CUDA_DECODE_MERGE_CUH
 
@@ -22,23 +23,25 @@ struct decode_merge {
     const decode_args &args;
     const decode_item &item;
     const attn_cuda_record &r;
-    const int thread; // of the consumers
+    const int thread; // of the consumers; aside, of the warp
 
     __device__ decode_merge(typename Traits::smem &smem, const decode_args &a, const decode_item &i)
         : s(smem), args(a), item(i), r(i.record), thread(ptx::thread()) {}
+    __device__ decode_merge(typename Traits::smem &smem, const decode_args &a, const decode_item &i,
+                            int lane)
+        : s(smem), args(a), item(i), r(i.record), thread(lane) {}
 
     __device__ float *slot(int part) const {
         const uint64_t slot_floats = item.piece.slot_rows * (Traits::kDim + 4);
         return args.slots + attn_cuda_slot(&item.piece, part) * slot_floats;
     }
 
-    // quad_address is where a warp's sums of dims [4 * quad, + 4) of query row q of 8 lie.  The
+    // quad_address is where dims [4 * quad, + 4) of query row q of 8 lie among a warp's sums.  The
     // quads are swapped about such that the eight lanes that store at a time hit all banks.
-    static __device__ uint32_t quad_address(uint32_t s_stage, int warp, int q, int quad) {
+    static __device__ uint32_t quad_address(uint32_t s_sums, int q, int quad) {
         const int pair = q / 2; // of rows, one a lane
         uint32_t swap = (uint32_t)(Traits::kDim == 128 ? pair : (pair & 1) | (pair & 2) << 1);
-        return s_stage + (uint32_t)(warp * kSlotBytes + q * Traits::kDim * 4) +
-               (((uint32_t)quad ^ swap) * 16);
+        return s_sums + (uint32_t)(q * Traits::kDim * 4) + (((uint32_t)quad ^ swap) * 16);
     }
 
     // write writes dims [4 * quad, + 4) of a query row of the whole head.
@@ -117,22 +120,43 @@ struct decode_merge {
         *x.g_sums = make_float4(none, none, none, none);
     }
 
-    // top is the largest maximum of a query row among the warps that share it: first, and each
-    // 1 << sets_log2 from there on.
+    // total is dims [4 * quad, + 4) of a query row over the warps that share it.
+    struct total {
+        float4 o;
+        float m, d;
+    };
+
+    // add_up makes it from the states and sums that the warps have left: first, and each 1 <<
+    // sets_log2 from there on.  A warp's sums are those of query row q of 8 at s_sums, each further
+    // warp's warp_bytes behind.
     template <int kNt>
-    __device__ float top(int sets_log2, int first, int in_warp) const {
-        float m = DECODE_NO_MAX;
+    __device__ total add_up(int sets_log2, int first, int in_states, int q, int quad,
+                            uint32_t s_sums, uint32_t warp_bytes) const {
+        total x = {make_float4(0, 0, 0, 0), DECODE_NO_MAX, 0};
+        float2 state[Traits::kWarps];
+#pragma unroll
+        for (int i = 0; i < Traits::kWarps; i++) {
+            const int warp = kNt == 1 ? i : first + (i << sets_log2);
+            state[i] =
+                warp < Traits::kWarps ? s.states[warp][in_states] : make_float2(DECODE_NO_MAX, 0);
+            x.m = fmaxf(x.m, state[i].x);
+        }
 #pragma unroll
         for (int i = 0; i < Traits::kWarps; i++) {
             const int warp = kNt == 1 ? i : first + (i << sets_log2);
             if (warp < Traits::kWarps) {
-                m = fmaxf(m, s.states[warp][in_warp].x);
+                const float w = ptx::exp2(state[i].x - x.m);
+                const float4 y =
+                    ptx::s_load_f32(quad_address(s_sums + (uint32_t)warp * warp_bytes, q, quad));
+                x.d = fmaf(state[i].y, w, x.d);
+                x.o = make_float4(fmaf(y.x, w, x.o.x), fmaf(y.y, w, x.o.y), fmaf(y.z, w, x.o.z),
+                                  fmaf(y.w, w, x.o.w));
             }
         }
-        return m;
+        return x;
     }
 
-    // gather adds up dims [4 * quad, + 4) of a query row over the warps that share it.
+    // gather ends dims [4 * quad, + 4) of a query row.
     template <int kNt>
     __device__ void gather(int sets_log2, int row, int quad, uint32_t s_stage) const {
         const int first = kNt == 1 ? 0 : row / 16, in_warp = row % (8 * kNt);
@@ -141,63 +165,43 @@ struct decode_merge {
         if (takes_second) {
             other.look(); // on its way while the warps' sums are added up
         }
-        float m = top<kNt>(sets_log2, first, in_warp);
-        float d = 0;
-        float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < Traits::kWarps; i++) {
-            const int warp = kNt == 1 ? i : first + (i << sets_log2);
-            if (warp < Traits::kWarps) {
-                float2 state = s.states[warp][in_warp];
-                d += state.y * ptx::exp2(state.x - m);
-                float4 x = ptx::s_load_f32(quad_address(s_stage, warp, in_warp % 8, quad));
-                o.x += x.x;
-                o.y += x.y;
-                o.z += x.z;
-                o.w += x.w;
-            }
-        }
+        total x = add_up<kNt>(sets_log2, first, in_warp, in_warp % 8, quad, s_stage, kSlotBytes);
         if (takes_second) {
-            take_second(other, o, m, d);
+            take_second(other, x.o, x.m, x.d);
         }
         if (item.piece.num_parts == 1 || takes_second) {
-            write(row, quad, o, m, d);
+            write(row, quad, x.o, x.m, x.d);
         } else {
-            write_part(row, quad, o, m, d);
+            write_part(row, quad, x.o, x.m, x.d);
         }
     }
 
-    // put scales a warp's sums of 8 query rows to the common maximum and stores them.
+    // put stores a warp's sums of the first num_rows of 8 query rows.
     template <int kNt>
-    __device__ void put(const decode_rows<Traits, kNt> &rows, int sets_log2, int nt,
-                        uint32_t s_stage, decode_lane at) const {
-        const int warp = thread / 32;
+    __device__ void put(const decode_rows<Traits, kNt> &rows, int nt, int num_rows, uint32_t s_sums,
+                        decode_lane at) const {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int q = 2 * at.t + e;
-            const float m = top<kNt>(sets_log2, warp & ((1 << sets_log2) - 1), nt * 8 + q);
-            const float scale = ptx::exp2(rows.m[nt][e] - m);
             // A lane has kDim / 8 dims side by side; the upper half of them lies in c[2] and c[3].
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int half = 0; half < 2 && q < num_rows; half++) {
                 const int c = 2 * half + e;
 #pragma unroll
                 for (int i = 0; i < Traits::kOuts / 4; i++) {
                     const int quad = at.g * (kQuads / 8) + half * (kQuads / 16) + i;
-                    ptx::s_store_f32(quad_address(s_stage, warp, q, quad),
-                                     rows.o[nt][4 * i][c] * scale, rows.o[nt][4 * i + 1][c] * scale,
-                                     rows.o[nt][4 * i + 2][c] * scale,
-                                     rows.o[nt][4 * i + 3][c] * scale);
+                    ptx::s_store_f32(quad_address(s_sums, q, quad), rows.o[nt][4 * i][c],
+                                     rows.o[nt][4 * i + 1][c], rows.o[nt][4 * i + 2][c],
+                                     rows.o[nt][4 * i + 3][c]);
                 }
             }
         }
     }
 
-    // finish merges the warps, in the item's last stage, 8 query rows of each set at a time.
+    // put_states stores a warp's states of 8 * kNt query rows.
     template <int kNt>
-    __device__ void finish(const decode_rows<Traits, kNt> &rows, uint32_t s_stage) {
-        const int sets_log2 = decode_sets_log2<kNt>(r.tokens * r.heads);
-        const decode_lane at(thread % 32);
+    __device__ void put_states(const decode_rows<Traits, kNt> &rows, float2 *s_states,
+                               decode_lane at) const {
 #pragma unroll
         for (int nt = 0; nt < kNt; nt++) {
 #pragma unroll
@@ -207,16 +211,62 @@ struct decode_merge {
                 d += __shfl_xor_sync(~0u, d, 8);
                 d += __shfl_xor_sync(~0u, d, 16);
                 if (at.g == 0) {
-                    s.states[thread / 32][nt * 8 + 2 * at.t + e] = make_float2(rows.m[nt][e], d);
+                    s_states[nt * 8 + 2 * at.t + e] = make_float2(rows.m[nt][e], d);
                 }
             }
         }
+    }
+
+    // aside_sums is where a warp leaves its sums to be merged aside: slot_rows query rows of them.
+    __device__ uint32_t aside_sums(int warp) const {
+        return ptx::s_addr(s.queries) + Traits::kItems * Traits::kSmallBytes +
+               (uint32_t)warp * item.piece.slot_rows * Traits::kDim * 4;
+    }
+
+    // leave hands a warp's states over to be merged aside.
+    template <int kNt>
+    __device__ void leave(const decode_rows<Traits, kNt> &rows) const {
+        const int warp = thread / 32;
+        const decode_lane at(thread % 32);
+        decode_ring ring = s.aside_rings[warp];
+        ring.wait_empty(&s.aside_empty);
+        put_states(rows, &s.states[warp][8], at);
+        put(rows, 0, r.tokens * r.heads, aside_sums(warp), at);
+        decode_release(&s.aside_full, ring);
+        ring.advance(1);
+        s.aside_rings[warp] = ring;
+    }
+
+    // merge_left merges what the warps have left, by one warp.
+    __device__ void merge_left() const {
+        const int quads = r.tokens * r.heads * kQuads;
+#pragma unroll 1
+        for (int i = thread; i < quads; i += 32) {
+            const int row = i / kQuads, quad = i % kQuads;
+            const total x = add_up<1>(0, 0, 8 + row, row, quad, aside_sums(0),
+                                      item.piece.slot_rows * Traits::kDim * 4);
+            if (item.piece.num_parts == 1) {
+                write(row, quad, x.o, x.m, x.d);
+            } else {
+                write_part(row, quad, x.o, x.m, x.d);
+            }
+        }
+    }
+
+    // finish merges the warps, in the item's last stage, 8 query rows of each set at a time.
+    template <int kNt>
+    __device__ void finish(const decode_rows<Traits, kNt> &rows, uint32_t s_stage) {
+        const int sets_log2 = decode_sets_log2<kNt>(r.tokens * r.heads);
+        const decode_lane at(thread % 32);
+        const int warp = thread / 32;
+        put_states(rows, s.states[warp], at);
         const int num_rows = r.tokens * r.heads;
         const int padded = (num_rows + 8 * kNt - 1) / (8 * kNt) * 8;
 #pragma unroll
         for (int nt = 0; nt < kNt; nt++) {
+            const int first = (warp & ((1 << sets_log2) - 1)) * 8 * kNt + nt * 8;
             ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // states written, stage read
-            put(rows, sets_log2, nt, s_stage, at);
+            put(rows, nt, num_rows - first, s_stage + (uint32_t)(warp * kSlotBytes), at);
             ptx::bar_sync(BAR_CONSUMERS, Traits::kConsumers); // sums written
 #pragma unroll 1
             for (int i = thread; i < padded * kQuads; i += Traits::kConsumers) {

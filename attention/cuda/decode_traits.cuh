@@ -53,12 +53,21 @@ struct decode_traits {
     // Stages to prefetch while the launch before ends.  More take the memory from its merges.
     static constexpr int kEarlyStages = kBulk ? 3 : 0;
     static constexpr int kConsumers = 32 * kWarps; // threads
-    static constexpr int kThreads = kConsumers + 32;
+    // Warps beside the consumers: the loader, and where there are registers for them, one that
+    // rotates queries and one that merges the consumers' states (decode_aside.cuh).
+    static constexpr bool kHasAside = kBulk;
+    static constexpr int kThreads = kConsumers + (kHasAside ? 96 : 32);
     static constexpr int kFullArrivals = kBulk ? 1 : 33; // the lanes' copies, and lane 0 itself
+    static constexpr int kItemArrivals = 33;             // queries are copied by all lanes
 
-    // Items wait in up to four places: the queries of two of the largest items, or of four.
+    // Items wait in up to four places: the queries of two of the largest items, or of four.  When
+    // no item has more than 8 query rows, the room behind four such places holds what the consumers
+    // leave to be merged aside: sums of kAsideRows query rows of each warp.
     static constexpr int kQueryBytes = 2 * ATTN_CUDA_QUERY_ROWS * kRowBytes;
     static constexpr int kItems = 4;
+    static constexpr int kSmallBytes = 8 * kRowBytes; // of queries
+    static constexpr int kAsideRows =
+        kHasAside ? (kQueryBytes - kItems * kSmallBytes) / (kWarps * kHeadDim * 4) : 0;
 
     static constexpr int kSteps = kHeadDim / 32; // 16-byte pieces of a key that a lane takes
     static constexpr int kOuts = kHeadDim / 16;  // matrix products that make an output row
@@ -69,10 +78,14 @@ struct decode_traits {
         } stages[kStages];
         alignas(128) unsigned char queries[kQueryBytes];
         alignas(16) decode_item items[kItems];
-        float2 states[kWarps][16]; // (maximum, denominator) of a warp's query rows
+        // (maximum, denominator) of a warp's query rows; from 8 on, of those to be merged aside.
+        float2 states[kWarps][16];
         uint64_t full[kStages], empty[kStages];
-        uint64_t item_full[kItems], item_empty[kItems];
-        decode_ring rings[kWarps], item_rings[kWarps]; // where each warp stands
+        // An item is loaded, its queries rotated, it is done.
+        uint64_t item_loaded[kItems], item_full[kItems], item_empty[kItems];
+        uint64_t aside_full, aside_empty; // states to be merged aside
+        // Where each warp stands.
+        decode_ring rings[kWarps], item_rings[kWarps], aside_rings[kWarps];
         decode_item shared_item; // the last part of a head that begins in another CTA
     };
     static_assert(sizeof(smem) <= (kBulk ? 227 : 99) * 1024, "what a CTA can have");
@@ -86,6 +99,21 @@ enum decode_barrier { BAR_CONSUMERS = 1 };
 // smem.queries, or half.
 __device__ __forceinline__ uint32_t decode_num_items(uint32_t slot_rows) {
     return slot_rows <= ATTN_CUDA_QUERY_ROWS / 2 ? 4 : 2;
+}
+
+// decode_place is where the queries of an item lie.
+template <typename Traits>
+__device__ __forceinline__ uint32_t decode_place(uint32_t index, uint32_t slot_rows) {
+    return index * (uint32_t)(slot_rows <= 8 ? Traits::kSmallBytes
+                                             : Traits::kQueryBytes / decode_num_items(slot_rows));
+}
+
+// decode_is_aside is whether an item's states are merged aside.  Not those of the CTA's last piece:
+// all consumers together are quicker.
+template <typename Traits>
+__device__ __forceinline__ bool decode_is_aside(const decode_item &item) {
+    return (int)item.piece.slot_rows <= Traits::kAsideRows && item.piece.num_tiles > 0 &&
+           !item.piece.is_last && item.record.tokens > 0;
 }
 
 // decode_token returns the token of a query row.
@@ -105,6 +133,14 @@ template <typename Traits>
 __device__ __forceinline__ void decode_fence() {
     if constexpr (Traits::kIsBulk) {
         ptx::fence_async_shared();
+    }
+}
+
+// decode_release reports to a buffer's barrier that all lanes of the warp are done with it.
+__device__ __forceinline__ void decode_release(const uint64_t *bars, const decode_ring &at) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        ptx::mbar_arrive(ptx::s_addr(&bars[at.index()]));
     }
 }
 
