@@ -121,6 +121,7 @@ static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_r
     r->flags |= is_dense(p, row->stride_q_token, row->stride_q_head) ? ATTN_PREFILL_DENSE_Q : 0;
     r->flags |=
         is_dense(p, row->stride_out_token, row->stride_out_head) ? ATTN_PREFILL_DENSE_OUT : 0;
+    r->flags |= row->softcap > 0 || row->alibi_slopes || row->tree_mask ? ATTN_PREFILL_BENT : 0;
     r->scale_log2 = (float)(fabs(scale) * LOG2_E);
     r->cap_log2 = (float)((double)row->softcap * LOG2_E);
     r->cap_scale = row->softcap > 0 ? r->scale_log2 / r->cap_log2 : 0;
