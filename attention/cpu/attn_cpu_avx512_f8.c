@@ -18,8 +18,8 @@ static void stream_terms(simd_work *w, int32_t current) {
     stream_heads(w, current, ATTND_F8E4M3, 2);
 }
 static const simd_form form_packed = {SIMD_QUADS, NULL, packed_f8, NULL};
-static const simd_form form_term = {SIMD_FOURS, stream_term, NULL, pair_fours};
-static const simd_form form_terms = {SIMD_FOURS, stream_terms, NULL, pair_fours};
+static const simd_form form_term = {SIMD_FOURS, stream_term, NULL, pair_term};
+static const simd_form form_terms = {SIMD_FOURS, stream_terms, NULL, pair_terms};
 
 static void decode_f8(const attn_params *p, const attn_task *t, const attn_state *out,
                       void *scratch) {

@@ -1,11 +1,15 @@
 // attn_cpu_simd_f8_avx512 is the stream form's products with F8E4M3 for AVX-512 with VBMI and the
 // dot product of bf16 pairs.  Every F8E4M3 is a bf16: two tables of 128 bytes give its bytes for 64
-// elements at once, which costs 5 instructions.  A lane multiplies two columns of a score, or two
-// keys of weights times V.  Q and the weights are sums of terms of bf16: one where Q is bf16, by
-// which the plain implementation rounds too that the accuracy bound comes from, else two, which
-// hold 16 bits.  As everywhere, the values are 2^-8 of what is meant.
+// elements at once, which costs 5 instructions.  As everywhere, they are 2^-8 of what is meant.
 //
-// Included by attn_cpu_simd_stream.h in place of its own dots_quad and weigh_f8.
+//     scores:  words of two keys are mixed, then widened: lanes have two columns, every other lane
+//              another key, so that only 8 lanes of a sum are to be added up
+//     weights: bytes of two keys are mixed, then widened: lanes have both keys of one column
+//
+// Q and the weights are sums of terms of bf16: one where Q is bf16, by which the plain
+// implementation rounds too that the accuracy bound comes from, else two, which hold 16 bits.
+//
+// Included by attn_cpu_simd_stream.h in place of its own scores_f8 and weigh_f8.
 #ifndef ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_F8_AVX512_H
 #define ATTND_ATTENTION_CPU_ATTN_CPU_SIMD_F8_AVX512_H
 
@@ -44,50 +48,116 @@ static inline vec low_terms(vec x) {
     return vec_sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
 }
 
-// pair_fours brings quads of rows of q from the order SIMD_FOURS to bf16 as bf16_of_f8 has them, in
-// place: two vectors of their first terms, then two of their second ones.
-static inline void pair_fours(float *x, int64_t stride, int32_t rows, int32_t columns) {
-    const __m512i mix = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+// two_of_each returns 8 pairs, each twice.
+static inline __m512i two_of_each(__m256i pairs) {
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_permutexvar_epi32(twice, _mm512_castsi256_si512(pairs));
+}
+
+// pair_term brings rows of q from the order SIMD_FOURS to pairs of bf16, each twice, in place.
+static inline void pair_term(float *x, int64_t stride, int32_t rows, int32_t columns) {
     for (int32_t r = 0; r < rows; r++, x += stride) {
-        for (int32_t c = 0; c < columns; c += SIMD_QUAD) {
-            vec q[4];
-            for (int i = 0; i < 4; i++) {
-                q[i] = vec_load(x + c + i * VEC_LANES);
-            }
-            for (int i = 0; i < 4; i++) {
-                __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(q[i % 2 * 2 + 1], q[i % 2 * 2]);
-                vec_store(x + c + i * VEC_LANES, (vec)_mm512_permutexvar_epi64(mix, pairs));
-                q[i % 2 * 2] = low_terms(q[i % 2 * 2]);
-                q[i % 2 * 2 + 1] = low_terms(q[i % 2 * 2 + 1]);
+        for (int32_t c = 0; c < columns; c += VEC_LANES) {
+            __m256i pairs = (__m256i)_mm512_cvtneps_pbh(vec_load(x + c));
+            _mm512_storeu_si512(x + c, two_of_each(pairs));
+        }
+    }
+}
+
+// pair_terms brings them to two terms, 8 pairs of the first beside 8 of the second.
+static inline void pair_terms(float *x, int64_t stride, int32_t rows, int32_t columns) {
+    for (int32_t r = 0; r < rows; r++, x += stride) {
+        for (int32_t c = 0; c < columns; c += VEC_LANES) {
+            vec q = vec_load(x + c);
+            _mm512_storeu_si512(x + c, (__m512i)_mm512_cvtne2ps_pbh(low_terms(q), q));
+        }
+    }
+}
+
+// load_term loads what pair_term or pair_terms wrote of one term.
+SIMD_INLINE __m512bh load_term(const float *q, int term, int terms) {
+    return (__m512bh)(terms == 1 ? _mm512_loadu_si512(q)
+                                 : two_of_each(_mm256_loadu_si256((const __m256i *)q + term)));
+}
+
+// store_dots adds up sums, ordered [num_rows, pairs of keys], over the lanes of each key: the even
+// ones are the first key of a pair.
+SIMD_INLINE void store_dots(const vec x[VEC_DOTS], int num_rows, float *s) {
+    const int num_pairs = VEC_DOTS / num_rows;
+    vec h[8], q[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        h[i] = fold_halves(x[i], x[i + 8]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        q[i] = fold_quarters(h[i], h[i + 4]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 4; i += 2) { // lane l of 128 bits has sums 4 l + i and the next
+        vec two = fold_pairs(q[i], q[i + 1]);
+#pragma GCC unroll 4
+        for (int l = 0; l < 4; l++) {
+            float *to = s + (4 * l + i) / num_pairs * ATTN_STEP_KEYS + (4 * l + i) % num_pairs * 2;
+            _mm_storeu_ps(to, _mm512_extractf32x4_ps(two, l));
+        }
+    }
+}
+
+// dots_f8 adds the products of a quad of columns from c on, n of them, to the sums of num_rows rows
+// and VEC_DOTS / num_rows pairs of keys from key on.
+SIMD_INLINE void dots_f8(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
+                         simd_ahead *ahead, int32_t key, int32_t c, int32_t n, int num_rows) {
+    const int num_pairs = VEC_DOTS / num_rows;
+    const char *const *rows = k->row + key;
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        // Without this, K stays in registers from one half to the next and sums are spilled.
+        int64_t at = k->offset + c;
+        __asm__("" : "+r"(at));
+        __m512bh q[2 * 4][2];
+#pragma GCC unroll 8
+        for (int i = 0; i < x->terms * num_rows; i++) {
+            const float *from = x->q + i % num_rows * x->stride_q + c + half * SIMD_PAIR;
+            q[i][0] = load_term(from, i / num_rows, x->terms);
+            q[i][1] = load_term(from + VEC_LANES, i / num_rows, x->terms);
+        }
+#pragma GCC unroll 16
+        for (int j = 0; j < num_pairs; j++) {
+            __m512i one = load_f8(rows[2 * j] + at, n);
+            __m512i two = load_f8(rows[2 * j + 1] + at, n);
+            __m512i a, b;
+            fetch_ahead(ahead, SIMD_QUAD);
+            bf16_of_f8(half ? _mm512_unpackhi_epi16(one, two) : _mm512_unpacklo_epi16(one, two), &a,
+                       &b);
+#pragma GCC unroll 8
+            for (int i = 0; i < x->terms * num_rows; i++) {
+                vec *to = &sum[i % num_rows * num_pairs + j];
+                *to = _mm512_dpbf16_ps(*to, (__m512bh)a, q[i][0]);
+                *to = _mm512_dpbf16_ps(*to, (__m512bh)b, q[i][1]);
             }
         }
     }
 }
 
-// dots_quad: see attn_cpu_simd_stream.h.
-SIMD_INLINE void dots_quad(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
-                           simd_ahead *ahead, int32_t key, int32_t c, int32_t n, int num_rows) {
-    const int num_keys = VEC_DOTS / num_rows;
-    const char *const *rows = k->row + key;
-    const int64_t at = k->offset + c;
-    __m512bh q[2 * 4][2];
-#pragma GCC unroll 8
-    for (int i = 0; i < x->terms * num_rows; i++) {
-        const float *from = x->q + i % num_rows * x->stride_q + c + i / num_rows * SIMD_PAIR;
-        q[i][0] = (__m512bh)vec_load(from);
-        q[i][1] = (__m512bh)vec_load(from + VEC_LANES);
-    }
+// scores_f8: see attn_cpu_simd_stream.h.
+SIMD_INLINE void scores_f8(const simd_score *x, const simd_rows *k, simd_ahead *ahead,
+                           int32_t first, int32_t end, int32_t head_dim, int num_rows) {
+    const int num_keys = 2 * VEC_DOTS / num_rows;
+    for (int32_t key = first - first % num_keys; key < end; key += num_keys) {
+        vec sum[VEC_DOTS];
 #pragma GCC unroll 16
-    for (int j = 0; j < num_keys; j++) {
-        __m512i a, b;
-        fetch_ahead(ahead, SIMD_QUAD);
-        bf16_of_f8(load_f8(rows[j] + at, n), &a, &b);
-#pragma GCC unroll 8
-        for (int i = 0; i < x->terms * num_rows; i++) {
-            vec *to = &sum[i % num_rows * num_keys + j];
-            *to = _mm512_dpbf16_ps(*to, (__m512bh)a, q[i][0]);
-            *to = _mm512_dpbf16_ps(*to, (__m512bh)b, q[i][1]);
+        for (int i = 0; i < VEC_DOTS; i++) {
+            sum[i] = vec_zero();
         }
+        int32_t c = 0;
+        for (; c + SIMD_QUAD <= head_dim; c += SIMD_QUAD) {
+            dots_f8(sum, x, k, ahead, key, c, SIMD_QUAD, num_rows);
+        }
+        if (c < head_dim) {
+            dots_f8(sum, x, k, ahead, key, c, head_dim - c, num_rows);
+        }
+        store_dots(sum, num_rows, x->s + key);
     }
 }
 
@@ -121,7 +191,6 @@ static inline void pair_weights(simd_pairs *to, const float *weights, int terms)
 }
 
 // weigh_quads works on num_quads quads of columns from column c on, the last of columns columns.
-// Bytes of two keys are mixed, then widened, so that a lane has both keys' bf16 of one column.
 SIMD_INLINE void weigh_quads(const simd_weigh *x, const simd_pairs *pairs, const simd_rows *v,
                              simd_ahead *rest, int32_t c, int32_t columns, int num_rows,
                              int num_quads) {

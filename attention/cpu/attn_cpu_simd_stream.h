@@ -149,40 +149,12 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const char *c
     }
 }
 
-#ifdef SIMD_F8_HEADER
-#include SIMD_F8_HEADER
-#else
-// dots_quad does n columns from c on, up to a quad of F8E4M3, of the keys from key on.
-SIMD_INLINE void dots_quad(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
-                           simd_ahead *ahead, int32_t key, int32_t c, int32_t n, int num_rows) {
-    const int num_keys = VEC_DOTS / num_rows;
-    _Alignas(SIMD_LINE) uint16_t halves[VEC_DOTS * SIMD_QUAD];
-    const char *rows[VEC_DOTS];
-#pragma GCC unroll 16
-    for (int j = 0; j < num_keys; j++) {
-        fetch_ahead(ahead, SIMD_QUAD);
-        vec_f8_to_f16(k->row[key + j] + k->offset + c, n, halves + j * SIMD_QUAD);
-        rows[j] = (const char *)(halves + j * SIMD_QUAD);
-    }
-    dots_pair(sum, x, rows, NULL, c, SIMD_PAIR, ATTND_F16, num_rows);
-#pragma GCC unroll 16
-    for (int j = 0; j < num_keys; j++) {
-        rows[j] += SIMD_PAIR * sizeof(uint16_t);
-    }
-    dots_pair(sum, x, rows, NULL, c + SIMD_PAIR, SIMD_PAIR, ATTND_F16, num_rows);
-}
-#endif
-
-// dots_part does columns [c, c + n) of the keys from key on: a pair, or a quad of F8E4M3.
+// dots_part does columns [c, c + n), up to a pair, of the keys from key on.
 SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
                            simd_ahead *ahead, int32_t key, int32_t c, int32_t n, attnd_dtype dtype,
                            int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
     const char *rows[VEC_DOTS];
-    if (dtype == ATTND_F8E4M3) {
-        dots_quad(sum, x, k, ahead, key, c, n, num_rows);
-        return;
-    }
 #pragma GCC unroll 16
     for (int j = 0; j < num_keys; j++) {
         rows[j] = k->row[key + j] + k->offset + (int64_t)c * element_bytes(dtype);
@@ -213,9 +185,8 @@ SIMD_INLINE vec dot_row(const simd_score *x, const char *row, simd_ahead *ahead,
 // key.
 SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, simd_ahead *ahead, int32_t key,
                       attnd_dtype dtype, int32_t head_dim, int num_rows) {
-    const int32_t unit = dtype == ATTND_F8E4M3 ? SIMD_QUAD : SIMD_PAIR;
     vec sum[VEC_DOTS];
-    if (num_rows == 1 && dtype != ATTND_F8E4M3) { // K in the order of memory
+    if (num_rows == 1) { // K in the order of memory
 #pragma GCC unroll 16
         for (int i = 0; i < VEC_DOTS; i++) {
             sum[i] = dot_row(x, k->row[key + i] + k->offset, ahead, dtype, head_dim);
@@ -228,14 +199,59 @@ SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, simd_ahead *ahead
         sum[i] = vec_zero();
     }
     int32_t c = 0;
-    for (; c + unit <= head_dim; c += unit) {
-        dots_part(sum, x, k, ahead, key, c, unit, dtype, num_rows);
+    for (; c + SIMD_PAIR <= head_dim; c += SIMD_PAIR) {
+        dots_part(sum, x, k, ahead, key, c, SIMD_PAIR, dtype, num_rows);
     }
     if (c < head_dim) {
         dots_part(sum, x, k, ahead, key, c, head_dim - c, dtype, num_rows);
     }
     vec_store_dots(sum, num_rows, x->s + key, ATTN_STEP_KEYS);
 }
+
+#ifdef SIMD_F8_HEADER
+#include SIMD_F8_HEADER
+#else
+// dots_quad does n columns from c on, up to a quad of F8E4M3, of the keys from key on.
+SIMD_INLINE void dots_quad(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
+                           simd_ahead *ahead, int32_t key, int32_t c, int32_t n, int num_rows) {
+    const int num_keys = VEC_DOTS / num_rows;
+    _Alignas(SIMD_LINE) uint16_t halves[VEC_DOTS * SIMD_QUAD];
+    const char *rows[VEC_DOTS];
+#pragma GCC unroll 16
+    for (int j = 0; j < num_keys; j++) {
+        fetch_ahead(ahead, SIMD_QUAD);
+        vec_f8_to_f16(k->row[key + j] + k->offset + c, n, halves + j * SIMD_QUAD);
+        rows[j] = (const char *)(halves + j * SIMD_QUAD);
+    }
+    dots_pair(sum, x, rows, NULL, c, SIMD_PAIR, ATTND_F16, num_rows);
+#pragma GCC unroll 16
+    for (int j = 0; j < num_keys; j++) {
+        rows[j] += SIMD_PAIR * sizeof(uint16_t);
+    }
+    dots_pair(sum, x, rows, NULL, c + SIMD_PAIR, SIMD_PAIR, ATTND_F16, num_rows);
+}
+
+// scores_f8 is stream_scores for F8E4M3.
+SIMD_INLINE void scores_f8(const simd_score *x, const simd_rows *k, simd_ahead *ahead,
+                           int32_t first, int32_t end, int32_t head_dim, int num_rows) {
+    const int num_keys = VEC_DOTS / num_rows;
+    for (int32_t key = first - first % num_keys; key < end; key += num_keys) {
+        vec sum[VEC_DOTS];
+#pragma GCC unroll 16
+        for (int i = 0; i < VEC_DOTS; i++) {
+            sum[i] = vec_zero();
+        }
+        int32_t c = 0;
+        for (; c + SIMD_QUAD <= head_dim; c += SIMD_QUAD) {
+            dots_quad(sum, x, k, ahead, key, c, SIMD_QUAD, num_rows);
+        }
+        if (c < head_dim) {
+            dots_quad(sum, x, k, ahead, key, c, head_dim - c, num_rows);
+        }
+        vec_store_dots(sum, num_rows, x->s + key, ATTN_STEP_KEYS);
+    }
+}
+#endif
 
 // stream_scores computes the scores of num_rows query rows and keys [first, end) of the step, and
 // fetches next.
@@ -244,6 +260,10 @@ SIMD_INLINE void stream_scores(const simd_score *x, const simd_rows *k, const si
                                int num_rows) {
     const int num_keys = VEC_DOTS / num_rows;
     simd_ahead ahead = ahead_of(next, dtype);
+    if (dtype == ATTND_F8E4M3) {
+        scores_f8(x, k, &ahead, first, end, head_dim, num_rows);
+        return;
+    }
     for (int32_t key = first - first % num_keys; key < end; key += num_keys) {
         dots(x, k, &ahead, key, dtype, head_dim, num_rows);
     }
