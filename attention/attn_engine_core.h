@@ -100,6 +100,15 @@ void attn_engine_step_close(void *state, uint64_t step);
 attnd_err attn_engine_abandon(void *state, attnd_errinfo *info);
 attnd_err attn_engine_settle(void *state, attnd_errinfo *info);
 
+// ATTN_ENGINE_CORE is of an engine's attnd_engine what all of them share: everything but its name
+// and its open, which calls attn_engine_open.
+#define ATTN_ENGINE_CORE                                                  \
+    .close = attn_engine_close, .model_open = attn_engine_model_open,     \
+    .step_open = attn_engine_step_open, .attend = attn_engine_attend,     \
+    .replay = attn_engine_replay, .step_ready = attn_engine_step_ready,   \
+    .step_close = attn_engine_step_close, .abandon = attn_engine_abandon, \
+    .settle = attn_engine_settle
+
 // attn_engine_params checks args against an open step and writes the rows of their launch to
 // e->rows; *rope is kept as long as the rows.  For backends' replay.
 attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,

@@ -124,17 +124,7 @@ static attnd_err open_host(void **state, const attnd_engine_opts *opts, attnd_er
     return attn_engine_open(state, &ops, opts, info);
 }
 
-static const attnd_engine engine = {.name = "cpu",
-                                    .open = open_host,
-                                    .close = attn_engine_close,
-                                    .model_open = attn_engine_model_open,
-                                    .step_open = attn_engine_step_open,
-                                    .attend = attn_engine_attend,
-                                    .replay = attn_engine_replay,
-                                    .step_ready = attn_engine_step_ready,
-                                    .step_close = attn_engine_step_close,
-                                    .abandon = attn_engine_abandon,
-                                    .settle = attn_engine_settle};
+static const attnd_engine engine = {ATTN_ENGINE_CORE, .name = "cpu", .open = open_host};
 
 const attnd_engine *attn_engine_cpu(void) {
     return &engine;

@@ -33,6 +33,21 @@ static inline attn_span attn_mask_span(const attn_row *row, int32_t token_first,
     return (attn_span){(int32_t)first, (int32_t)end};
 }
 
+// attn_mask_seen returns what causal and window let a token see, be it in the sequence or not:
+// token
+// + i sees from max(0, first + i) to before min(kv_len, end + i).  The ends may still be moved by
+// any number of tokens.
+static inline attn_span attn_mask_seen(const attn_row *row, int32_t token) {
+    const int64_t most = ATTN_MAX_TOKENS;
+    int64_t at = (int64_t)row->kv_len - row->q_len + token;
+    int64_t first = row->window_left < 0 ? -most : at - row->window_left;
+    int64_t end = row->window_right < 0 ? most : at + row->window_right + 1;
+    end = (row->flags & ATTN_CAUSAL) && end > at + 1 ? at + 1 : end;
+    first = first < -most ? -most : first > most ? most : first;
+    end = end < -most ? -most : end > most ? most : end;
+    return (attn_span){(int32_t)first, (int32_t)end};
+}
+
 // attn_mask_is_full says that each of the tokens sees each of keys [key, key + count) as far as
 // causal, window and tree mask go.
 static inline bool attn_mask_is_full(const attn_row *row, int32_t token_first, int32_t token_last,

@@ -505,17 +505,7 @@ static attnd_err open_device(void **state, const attnd_engine_opts *opts, attnd_
     return attn_engine_open(state, &ops, opts, info);
 }
 
-static const attnd_engine engine = {.name = "cuda",
-                                    .open = open_device,
-                                    .close = attn_engine_close,
-                                    .model_open = attn_engine_model_open,
-                                    .step_open = attn_engine_step_open,
-                                    .attend = attn_engine_attend,
-                                    .replay = attn_engine_replay,
-                                    .step_ready = attn_engine_step_ready,
-                                    .step_close = attn_engine_step_close,
-                                    .abandon = attn_engine_abandon,
-                                    .settle = attn_engine_settle};
+static const attnd_engine engine = {ATTN_ENGINE_CORE, .name = "cuda", .open = open_device};
 
 const attnd_engine *attn_engine_cuda(void) {
     return &engine;

@@ -251,23 +251,6 @@ static void set_queries(const attn_row *row, int32_t token, int32_t tokens, attn
     r->tokens = tokens;
 }
 
-// clamped returns x as an int32 that may still be moved by any number of tokens.
-static int32_t clamped(int64_t x) {
-    return (int32_t)(x < -ATTN_MAX_TOKENS  ? -ATTN_MAX_TOKENS
-                     : x > ATTN_MAX_TOKENS ? ATTN_MAX_TOKENS
-                                           : x);
-}
-
-// set_seen fills what causal and window let the record's first token see.
-static void set_seen(const attn_row *row, attn_cuda_record *r) {
-    int64_t at = r->position;
-    int64_t first = row->window_left < 0 ? -ATTN_MAX_TOKENS : at - row->window_left;
-    int64_t end = row->window_right < 0 ? ATTN_MAX_TOKENS : at + row->window_right + 1;
-    end = (row->flags & ATTN_CAUSAL) && end > at + 1 ? at + 1 : end;
-    r->seen_first = clamped(first);
-    r->seen_end = clamped(end);
-}
-
 // set_span fills the keys to read: what the query rows see, and what the record appends.
 static void set_span(const attn_row *row, int32_t token, attn_cuda_record *r) {
     attn_span low = {0, 0};
@@ -316,7 +299,9 @@ static attnd_err add_record(maker *m, const attn_row *row, int32_t token, int32_
     r->flags = row->flags | (appends ? ATTN_CUDA_APPENDS : 0) |
                (tokens * heads < row->q_count * m->group ? ATTN_CUDA_REREAD : 0) |
                (row->rope && row->rope->interleaved ? ATTN_CUDA_INTERLEAVED : 0);
-    set_seen(row, r);
+    const attn_span seen = attn_mask_seen(row, token);
+    r->seen_first = seen.first;
+    r->seen_end = seen.end;
     set_span(row, token, r);
     uint32_t query_rows = (uint32_t)(tokens * heads);
     m->query_rows = query_rows > m->query_rows ? query_rows : m->query_rows;

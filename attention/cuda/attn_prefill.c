@@ -76,13 +76,6 @@ static uint32_t bucket_of(const attn_row *row) {
     return NUM_BUCKETS - 1 - (8 * (log2 - 2) + (keys >> (log2 - 3) & 7));
 }
 
-// clamped returns x as an int32 that may still be moved by any number of tokens.
-static int32_t clamped(int64_t x) {
-    return (int32_t)(x < -ATTN_MAX_TOKENS  ? -ATTN_MAX_TOKENS
-                     : x > ATTN_MAX_TOKENS ? ATTN_MAX_TOKENS
-                                           : x);
-}
-
 static void set_tensors(const attn_params *p, const attn_row *row, attn_prefill_record *r) {
     r->q = row->q;
     r->out = row->out;
@@ -120,17 +113,15 @@ static bool is_dense(const attn_params *p, int64_t stride_token, int64_t stride_
 
 static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_record *r) {
     double scale = row->scale != 0 ? (double)row->scale : 1 / sqrt((double)p->shape.head_dim);
-    int64_t at = (int64_t)row->kv_len - row->q_len; // the diagonal of token 0
-    int64_t first = row->window_left < 0 ? -ATTN_MAX_TOKENS : at - row->window_left;
-    int64_t end = row->window_right < 0 ? ATTN_MAX_TOKENS : at + row->window_right + 1;
-    end = (row->flags & ATTN_CAUSAL) && end > at + 1 ? at + 1 : end;
-    r->seen_first = clamped(first);
-    r->seen_end = clamped(end);
+    const attn_span seen = attn_mask_seen(row, 0);
+    r->seen_first = seen.first;
+    r->seen_end = seen.end;
     r->flags = row->flags | (scale < 0 ? ATTN_PREFILL_NEGATIVE : 0) |
                (row->rope && row->rope->interleaved ? ATTN_PREFILL_INTERLEAVED : 0);
     r->flags |= is_dense(p, row->stride_q_token, row->stride_q_head) ? ATTN_PREFILL_DENSE_Q : 0;
     r->flags |=
         is_dense(p, row->stride_out_token, row->stride_out_head) ? ATTN_PREFILL_DENSE_OUT : 0;
+    r->flags |= row->softcap > 0 || row->alibi_slopes || row->tree_mask ? ATTN_PREFILL_BENT : 0;
     r->scale_log2 = (float)(fabs(scale) * LOG2_E);
     r->cap_log2 = (float)((double)row->softcap * LOG2_E);
     r->cap_scale = row->softcap > 0 ? r->scale_log2 / r->cap_log2 : 0;

@@ -54,6 +54,7 @@ enum {
     // whole tokens: one box of the map moves them.
     ATTN_PREFILL_DENSE_Q = 1u << 10,
     ATTN_PREFILL_DENSE_OUT = 1u << 11,
+    ATTN_PREFILL_BENT = 1u << 12, // softcap, ALiBi or a tree mask
 };
 
 // attn_prefill_record is what the device knows of a row.  Pointers point at token 0.

@@ -1,12 +1,12 @@
 // prefill_load is the first warpgroup of the prefill kernel:
 //     warp 0      copies keys and values, step by step, by tensor maps, which leave tiles swizzled
 //                 as the products read them
-//     warp 1      takes tasks
+//     warp 1      takes tasks, and finds what each consumer sees
 //     warps 2, 3  copy the queries of a task, rotate them, and store the outputs, which the
 //                 consumers leave in their place; each has the rows of every other consumer.
 //                 Dense ones are moved by tensor maps, others row by row, by 16-byte cp.async
-// All run ahead of the consumers as far as the buffers go: tasks and queries by two tasks, keys by
-// the stages, across tasks.
+// All run ahead of the consumers as far as the buffers go: tasks and queries by their places, keys
+// by the stages, across tasks.
 //
 // Runs.  A box of 64 columns by 2^run_log2 tokens of one block is one copy.  The map's dimension of
 // tokens ends with the run, so a box that begins `live` tokens before that end, of which address
@@ -175,10 +175,9 @@ struct prefill_loader {
         : s(smem), args(a) {}
 
     // begin_copy lets a stage's barrier wait for a copy of a whole stage.
-    __device__ void begin_copy(const prefill_spot<Traits::kStages> &at,
-                               const uint64_t *full) const {
+    __device__ void begin_copy(const uint64_t *full) const {
         if (prefill_lane() == 0) {
-            ptx::mbar_arrive_expect(ptx::s_addr(&full[at.index()]), Traits::kStageBytes);
+            ptx::mbar_arrive_expect(ptx::s_addr(&full[ring.index()]), Traits::kStageBytes);
         }
         __syncwarp();
     }
@@ -203,15 +202,14 @@ struct prefill_loader {
         if (prefill_lane() == 0) {
             s.steps[ring.index()] = step;
         }
-        begin_copy(ring, s.k_full);
+        begin_copy(s.k_full);
         copy(ptx::s_addr(s.k[ring.index()]), g_run, live, ptx::s_addr(&s.k_full[ring.index()]));
     }
 
-    __device__ void copy_values(const prefill_spot<Traits::kStages> &at, const char *g_run,
-                                int32_t live) const {
-        at.wait_empty(s.v_empty);
-        begin_copy(at, s.v_full);
-        copy(ptx::s_addr(s.v[at.index()]), g_run, live, ptx::s_addr(&s.v_full[at.index()]));
+    __device__ void copy_values(const char *g_run, int32_t live) const {
+        ring.wait_empty(s.v_empty);
+        begin_copy(s.v_full);
+        copy(ptx::s_addr(s.v[ring.index()]), g_run, live, ptx::s_addr(&s.v_full[ring.index()]));
     }
 
     // in_step returns where the lane's run begins in a step.
@@ -241,16 +239,7 @@ struct prefill_loader {
         bool is_read = shows(t.keys, w);
         uint32_t entry = entry_of(r, w.key, is_read);
         ptx::grid_wait(); // the table may be read before, but no keys
-        const auto values_of = [&](int64_t offset) {
-            return r.v + t.tile.kv_head * args.v_head_bytes + offset;
-        };
-        // Where stages are few, keys go ahead of the values of the step before, which are wanted
-        // later.
-        constexpr bool kIsLate = Traits::kStages == 2;
-        int64_t late_offset = 0;
-        int32_t late_live = 0;
-        prefill_spot<Traits::kStages> late;
-        for (bool is_first = true, is_last = false; !is_last; is_first = false) {
+        for (bool is_last = false; !is_last;) {
             const int32_t key = w.key, run_key = key + in_step();
             const uint32_t seen = w.seen;
             int32_t live = min(t.keys.end - run_key, 1 << args.run_log2);
@@ -271,20 +260,8 @@ struct prefill_loader {
             if (prefill_lane() == 0) {
                 ptx::s_put(&s.steps_begun, s.steps_begun + 1);
             }
-            if constexpr (kIsLate) {
-                if (!is_first) {
-                    copy_values(late, values_of(late_offset), late_live);
-                }
-                late = ring;
-                late_offset = offset;
-                late_live = live;
-            } else {
-                copy_values(ring, values_of(offset), live);
-            }
+            copy_values(r.v + t.tile.kv_head * args.v_head_bytes + offset, live);
             ring.count++;
-        }
-        if constexpr (kIsLate) {
-            copy_values(late, values_of(late_offset), late_live);
         }
         if (prefill_lane() == 0) {
             ptx::s_put(&s.steps_begun, t.steps_end); // a block mask may have hidden some
@@ -312,6 +289,16 @@ struct prefill_loader {
     }
 };
 
+// prefill_span_of returns what a consumer's rows see; nothing when there are none.
+__device__ __forceinline__ prefill_span prefill_span_of(const attn_prefill_record &r,
+                                                        const attn_prefill_tile &t, int consumer) {
+    const int low = prefill_row_token(r, consumer * 64);
+    const int high = min(prefill_row_token(r, consumer * 64 + 63), t.tokens - 1);
+    const int32_t first = r.seen_first + t.token_first, end = r.seen_end + t.token_first;
+    return prefill_span{first + low, low < t.tokens ? min(end + high, r.kv_len) : 0, first + high,
+                        min(end + low, r.kv_len)};
+}
+
 // prefill_schedule puts tasks and their records into the places.  It takes a task as late as can
 // be, when few steps of those before are still to be loaded: what a CTA has taken no other can, and
 // some would end late.
@@ -333,6 +320,11 @@ __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &a
         }
         if (prefill_lane() == 0) {
             s.tasks[places.index()] = t;
+        }
+        __syncwarp();
+        if (!is_end && prefill_lane() < PREFILL_CONSUMERS) {
+            s.spans[places.index()][prefill_lane()] =
+                prefill_span_of(s.records[places.index()], t.tile, prefill_lane());
         }
         __syncwarp();
         if (prefill_lane() == 0) {

@@ -11,9 +11,10 @@
 #include "attention/cuda/attn_math.cuh"
 #include "attention/cuda/prefill_traits.cuh"
 
-// A maximum this far (log2) behind the true one is good enough: sums stay within float32, and the
-// weights within fp16.  Most steps then leave the sums as they are.
-#define PREFILL_SLACK_LOG2 8.0f
+// Weights are taken by the row's maximum so far, unless a lane's share of a row adds up to more
+// than this in a step: far within float32, and each of them within fp16.  Most steps then leave the
+// sums as they are, and look for no maximum.
+#define PREFILL_MOST_WEIGHT 4096.0f
 
 // prefill_row is what one query row of a lane sees.
 struct prefill_row {
@@ -79,32 +80,49 @@ struct prefill_rows {
     __device__ __forceinline__ void begin() {
         m[0] = m[1] = -INFINITY;
         l[0] = l[1] = 0;
-    }
-
-    __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < kOuts; i++) {
             o[i] = 0;
         }
     }
 
-    // score starts S = Q K^T.
+    // score computes S = Q K^T.
     static __device__ __forceinline__ void score(float (&s)[kScores], uint64_t q, uint64_t k) {
+        ptx::wgmma_hold(s);
+        ptx::wgmma_begin();
 #pragma unroll
         for (int i = 0; i < Traits::kDim / 16; i++) {
             ptx::wgmma_tiles<typename Traits::type>(
                 s, ptx::wgmma_moved(q, i / 4 * Traits::kQueryTileBytes + i % 4 * 32),
                 ptx::wgmma_moved(k, i / 4 * Traits::kTileBytes + i % 4 * 32), i > 0);
         }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_hold(s);
     }
 
-    // gather starts O += P V.
-    __device__ __forceinline__ void gather(const weights &p, uint64_t v) {
+    // gather computes O += P V; with is_half of the first half of the keys.
+    __device__ __forceinline__ void gather(const weights &p, uint64_t v, bool is_half) {
+        if (is_half) {
+            gather_tiles<Traits::kKeys / 32>(p, v);
+        } else {
+            gather_tiles<Traits::kKeys / 16>(p, v);
+        }
+    }
+
+    template <int kNum>
+    __device__ __forceinline__ void gather_tiles(const weights &p, uint64_t v) {
+        ptx::wgmma_hold(o);
+        ptx::wgmma_begin();
 #pragma unroll
-        for (int i = 0; i < Traits::kKeys / 16; i++) {
+        for (int i = 0; i < kNum; i++) {
             ptx::wgmma_weights<typename Traits::type>(o, p[i], ptx::wgmma_moved(v, i * 16 * 128),
                                                       1);
         }
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_hold(o);
+        ptx::wgmma_hold(p);
     }
 
     // bend applies softcap, bias and masks to scores, and returns the factor that makes them logits
@@ -200,116 +218,50 @@ struct prefill_rows {
                            fmaxf(fmaxf(top[2], top[3]), fmaxf(top[6], top[7])) * c);
     }
 
-    // raise raises the maxima that are to be, and returns by what the sums so far are to be
-    // multiplied; l then is.  A row's m moves by what the row itself sees, never by its neighbours,
-    // so that its bits do not depend on them.
-    __device__ __forceinline__ float2 raise(float2 top) {
+    // asking returns the lanes of the warp that ask for a row's maximum to be raised, given what
+    // their weights by it add up to: by what the row itself sees, never by its neighbours, so that
+    // its bits do not depend on them.
+    __device__ __forceinline__ uint32_t asking(int e, float sum) const {
+        return __ballot_sync(~0u, !(sum <= PREFILL_MOST_WEIGHT) || m[e] == -INFINITY);
+    }
+
+    // raise raises the maxima of rows of which a lane asks for it, and rescales what was added up.
+    __device__ __forceinline__ void raise(const float (&s)[kScores], float c,
+                                          const uint32_t (&asking)[2]) {
+        const float2 top = tops(s, c);
         float shrink[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             float t = e == 0 ? top.x : top.y;
             t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
             t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
-            const float next = t > m[e] + PREFILL_SLACK_LOG2 ? t : m[e];
+            const bool rises = (asking[e] >> (ptx::thread() & 28) & 15) != 0;
+            const float next = rises ? fmaxf(t, m[e]) : m[e];
             shrink[e] = ptx::exp2(m[e] - (next == -INFINITY ? 0 : next));
             m[e] = next;
             l[e] *= shrink[e];
         }
-        return make_float2(shrink[0], shrink[1]);
-    }
-
-    // is_below says whether a maximum of the warp's rows is to be raised for logits of that size.
-    __device__ __forceinline__ bool is_below(float2 top) const {
-        return __any_sync(~0u,
-                          top.x > m[0] + PREFILL_SLACK_LOG2 || top.y > m[1] + PREFILL_SLACK_LOG2);
-    }
-
-    // raise_if raises the maxima if one of the warp's rows is to be raised, which is rare, and says
-    // whether it did; *shrink is as in raise.
-    __device__ __forceinline__ bool raise_if(const float (&s)[kScores], float c, float2 *shrink) {
-        const float2 top = tops(s, c);
-        const bool rises = is_below(top);
-        *shrink = make_float2(1, 1);
-        if (rises) {
-            *shrink = raise(top);
+#pragma unroll
+        for (int i = 0; i < kOuts; i++) {
+            o[i] *= shrink[i / 2 % 2];
         }
-        return rises;
     }
 
-    // weigh turns scores into exp2(x - m), and adds them up.
-    __device__ __forceinline__ void weigh(float (&s)[kScores], float c) {
+    // weigh makes P of scores, exp2(x - m), and returns what the lane's weights add up to.
+    __device__ __forceinline__ float2 weigh(weights &p, const float (&s)[kScores], float c) const {
         const float base[2] = {m[0] == -INFINITY ? 0 : m[0], m[1] == -INFINITY ? 0 : m[1]};
         float sum[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (int i = 0; i < kScores; i++) {
-            s[i] = ptx::exp2(fmaf(s[i], c, -base[i / 2 % 2]));
-            sum[i % 4] += s[i];
-        }
-        l[0] += sum[0] + sum[1];
-        l[1] += sum[2] + sum[3];
-    }
-
-    // weigh_early makes P of scores, which stay, by the maxima as they are, and returns the lane's
-    // largest logits: maxima and exponentials need not wait for each other.
-    __device__ __forceinline__ float2 weigh_early(weights &p, const float (&s)[kScores], float c,
-                                                  float2 *sums) const {
-        const float base[2] = {m[0] == -INFINITY ? 0 : m[0], m[1] == -INFINITY ? 0 : m[1]};
-        float sum[4] = {0, 0, 0, 0}, top[8];
 #pragma unroll
         for (int i = 0; i < kScores; i += 2) {
             float w[2];
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                const int at = i + k;
-                float &t = top[at / 4 % 2 * 4 + at % 4];
-                t = at < 8 ? s[at] : fmaxf(t, s[at]);
-                w[k] = ptx::exp2(fmaf(s[at], c, -base[at / 2 % 2]));
-                sum[at % 4] += w[k];
+                w[k] = ptx::exp2(fmaf(s[i + k], c, -base[i / 2 % 2]));
+                sum[(i + k) % 4] += w[k];
             }
             p[i / 8][i / 2 % 4] = ptx::pack<typename Traits::type>(w[0], w[1]);
         }
-        ptx::wgmma_hold(p); // here, whatever follows from the maxima
-        *sums = make_float2(sum[0] + sum[1], sum[2] + sum[3]);
-        return make_float2(fmaxf(fmaxf(top[0], top[1]), fmaxf(top[4], top[5])) * c,
-                           fmaxf(fmaxf(top[2], top[3]), fmaxf(top[6], top[7])) * c);
-    }
-
-    // end_weigh keeps the weights before what follows.  The compiler moves a wait for products as
-    // far up as it can, in front of all exponentials; it does not move it across a branch that
-    // depends on them.
-    __device__ __forceinline__ void end_weigh() const {
-        if (l[0] + l[1] < 0) { // never
-            asm volatile("trap;");
-        }
-    }
-
-    // pack makes P of the weights.
-    static __device__ __forceinline__ void pack(weights &p, const float (&s)[kScores]) {
-#pragma unroll
-        for (int i = 0; i < Traits::kKeys / 16; i++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const int at = 8 * i + 2 * k;
-                p[i][k] = ptx::pack<typename Traits::type>(s[at], s[at + 1]);
-            }
-        }
-    }
-
-    static __device__ __forceinline__ void copy(weights &to, const weights &from) {
-#pragma unroll
-        for (int i = 0; i < Traits::kKeys / 16; i++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                to[i][k] = from[i][k];
-            }
-        }
-    }
-
-    __device__ __forceinline__ void scale(float2 by) {
-#pragma unroll
-        for (int i = 0; i < kOuts; i++) {
-            o[i] *= i & 2 ? by.y : by.x;
-        }
+        return make_float2(sum[0] + sum[1], sum[2] + sum[3]);
     }
 
     // quotients returns by what the sums are to be multiplied, of given maxima and denominators,

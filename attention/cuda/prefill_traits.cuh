@@ -25,6 +25,14 @@ struct prefill_walk {
     int32_t high;  // listed blocks [low, high) are still ahead
 };
 
+enum { PREFILL_CONSUMERS = 3 }; // warpgroups that compute, 64 query rows each
+
+// prefill_span is which keys the query rows of a consumer see.
+struct alignas(16) prefill_span {
+    int32_t first, end;         // some row
+    int32_t all_first, all_end; // every row, but for a block mask
+};
+
 // prefill_task is a tile of a KV head of a record.
 struct prefill_task {
     int32_t record;   // -1 = there are no more
@@ -54,9 +62,6 @@ struct prefill_ring {
             phase ^= 1;
         }
     }
-    __device__ __forceinline__ bool is_full(const uint64_t *full) const {
-        return ptx::mbar_test(ptx::s_addr(&full[index]), phase);
-    }
     __device__ __forceinline__ void wait_full(const uint64_t *full) const {
         ptx::mbar_wait(ptx::s_addr(&full[index]), phase);
     }
@@ -75,14 +80,13 @@ struct prefill_traits {
     static constexpr int kPieces = kRowBytes / 16; // 16-byte pieces of a row
 
     // Warpgroups: the first one loads, each other computes 64 query rows.
-    static constexpr int kConsumers = kHeadDim == 128 ? 2 : 3;
+    static constexpr int kConsumers = PREFILL_CONSUMERS;
     static constexpr int kRows = 64 * kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr int kConsumerWarps = 4 * kConsumers;
     static constexpr int kQueryWarps = 2; // that load queries and store outputs
-    static constexpr int kLoaderRegisters = (kConsumers == 2 ? 56 : 32);
-    static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
-    static constexpr bool kWeighsEarly = kConsumers == 2; // 32 registers more
+    static constexpr int kLoaderRegisters = 32;
+    static constexpr int kConsumerRegisters = 160;
     static_assert(kLoaderRegisters + kConsumers * kConsumerRegisters <= 65536 / 128,
                   "the registers of an SM");
 
@@ -91,7 +95,7 @@ struct prefill_traits {
     static constexpr int kStageBytes = kHalves * kTileBytes;
     static constexpr int kQueryTileBytes = 64 * 128;
     static constexpr int kGroupBytes = kHalves * kQueryTileBytes; // queries of a warpgroup
-    static constexpr int kTasks = 3;                              // under way
+    static constexpr int kTasks = kHeadDim == 128 ? 2 : 3;        // under way, as many as fit
     static constexpr int kStepsAhead =
         3; // at most so many are still to be loaded, when one is taken
 
@@ -101,6 +105,7 @@ struct prefill_traits {
         alignas(1024) unsigned char v[kStages][kStageBytes];
         alignas(16) attn_prefill_record records[kTasks];
         alignas(16) prefill_step steps[kStages];
+        alignas(16) prefill_span spans[kTasks][kConsumers];
         prefill_task tasks[kTasks];
         uint64_t k_full[kStages], k_empty[kStages];
         uint64_t v_full[kStages], v_empty[kStages];
@@ -117,9 +122,9 @@ struct prefill_traits {
 
 // Named barriers; 0 is __syncthreads.
 enum prefill_barrier {
-    BAR_QUERIES = 1, // the warps that load queries, which rotate them together
-    BAR_TURN = 2,    // + n: consumer n may issue its products
-    BAR_WRITE = 5,   // + n: the warps of consumer n
+    BAR_QUERIES = 1,  // the warps that load queries, which rotate them together
+    BAR_TURN = 2,     // + n: consumer n may add values up
+    BAR_CONSUMER = 5, // + n: the warps of consumer n
 };
 
 // prefill_row_token returns the token of a query row, counted from the tile's first.

@@ -71,6 +71,17 @@ __device__ __forceinline__ void bar_arrive(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// bar_any waits at a named barrier, and returns whether `is` is so for any of the threads.
+__device__ __forceinline__ bool bar_any(uint32_t barrier, uint32_t threads, bool is) {
+    uint32_t any;
+    asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %3, 0;\n\t"
+                 "barrier.cta.red.or.pred q, %1, %2, p;\n\tselp.u32 %0, 1, 0, q;\n\t}"
+                 : "=r"(any)
+                 : "r"(barrier), "r"(threads), "r"((uint32_t)is)
+                 : "memory");
+    return any != 0;
+}
+
 // s_store_tiles stores four 8 x 8 matrices of 16-bit elements, which lie one register a lane as in
 // mma's c; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void s_store_tiles(uint32_t s_row, const uint32_t (&x)[4]) {

@@ -63,7 +63,7 @@ static void add_many_ratios(void) {
 }
 
 // Lengths, windows, query blocks and trees whose edges lie at, before and behind those of steps
-// (128 keys) and tiles (64 query rows of a warpgroup, two or three of them together).
+// (128 keys) and tiles (64 query rows of a warpgroup, three of them together).
 static void add_many_edges(void) {
     for (uint64_t i = 0; i < 28; i++) {
         conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1400 + i);
@@ -127,7 +127,7 @@ conf_spec conf_chunked(int i) {
     s.features = features[i / 4];
     s.is_dense = i / 2 % 2 == 0;
     s.q_block = 100;
-    s.logit = 4;
+    s.logit = i % 3 == 0 ? 30 : 4; // with 30 maxima rise in later steps, too
     s.num_rows = 1;
     s.rows[0] = (conf_row){900, 400, 0, 0, 400};
     return s;
