@@ -19,6 +19,7 @@ out=${OUT:-build/gpu}
 build=build/gpu-build
 mkdir -p "$out"
 failed=0
+jobs_of=() # by process: title, log, lines of it to print
 
 say() { printf '\n==== %s (at %d s)\n' "$1" "$SECONDS"; }
 
@@ -99,30 +100,30 @@ if [ "${1:-}" = racecheck ]; then
 fi
 bench=$(place attn-bench)
 
+# Correctness, all of it side by side; what is printed comes in order.
 for kernel in bulk portable prefill default; do
-    say "tests: $kernel"
-    own timeout 120 "$conformance" --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 || failed=1
-    grep -v 'error / bound' "$out/tests_$kernel.txt" | cut -c1-200 | tail -n 16
+    own timeout 200 "$conformance" --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 &
+    jobs_of[$!]="tests: $kernel|$out/tests_$kernel.txt|16"
 done
-for unit in attn_cuda_plan attn_prefill; do
+for unit in attn_cuda_plan attn_prefill attn_cuda_memory; do
     if program=$(place tests/test_$unit); then
-        own timeout 60 "$program" >"$out/test_$unit.txt" 2>&1 || failed=1
-        tail -n 1 "$out/test_$unit.txt"
+        own timeout 200 "$program" >"$out/test_$unit.txt" 2>&1 &
+        jobs_of[$!]="$unit|$out/test_$unit.txt|8"
     fi
 done
-
-say "memory outlives its process"
-own timeout 60 "$(place tests/test_attn_cuda_memory)" >"$out/memory.txt" 2>&1 || failed=1
-tail -n 8 "$out/memory.txt"
-
 if command -v compute-sanitizer >/dev/null; then
-    say "memcheck"
     for kernel in bulk prefill; do
-        own timeout 120 compute-sanitizer --tool memcheck --error-exitcode 1 \
-            "$conformance" --kernel $kernel --short >"$out/memcheck_$kernel.txt" 2>&1 || failed=1
-        tail -n 1 "$out/memcheck_$kernel.txt"
+        own timeout 200 compute-sanitizer --tool memcheck --error-exitcode 1 \
+            "$conformance" --kernel $kernel --short >"$out/memcheck_$kernel.txt" 2>&1 &
+        jobs_of[$!]="memcheck: $kernel|$out/memcheck_$kernel.txt|1"
     done
 fi
+for pid in "${!jobs_of[@]}"; do
+    IFS='|' read -r name log lines <<<"${jobs_of[$pid]}"
+    wait "$pid" || failed=1
+    say "$name"
+    grep -v 'error / bound' "$log" | cut -c1-200 | tail -n "$lines"
+done
 
 say "daemon"
 if daemon=$(place attnd); then
