@@ -1,9 +1,8 @@
 // The transport of rings.
 //
 //     attach socket: accept -> one proto_attach -> ring made, sent -> doorbells -> closed
-//     with a region: accept -> one proto_attach -> ring made; region made beside the loop; both
-//     sent loop:          asleep --doorbell, completion--> on_spin, on_spin, ... --spin_us-->
-//     asleep
+//     with a region: ... -> ring made -> region made beside the loop -> both sent -> ...
+//     loop:          asleep --doorbell, completion--> on_spin, on_spin, ... --spin_us--> asleep
 //
 // Polling.  on_spin is an idle handle, so while it is started the loop never blocks: it runs a
 // slice of polling, then everything else that is ready, then the next slice.  Within a slice every
