@@ -80,6 +80,11 @@ SIMD_INLINE __m512bh load_term(const float *q, int term, int terms) {
                                  : two_of_each(_mm256_loadu_si256((const __m256i *)q + term)));
 }
 
+// place_of returns where the sums of a pair of keys go.
+SIMD_INLINE float *place_of(float *s, int sum, int num_pairs) {
+    return s + sum / num_pairs * ATTN_STEP_KEYS + sum % num_pairs * 2;
+}
+
 // store_dots adds up sums, ordered [num_rows, pairs of keys], over the lanes of each key: the even
 // ones are the first key of a pair.
 SIMD_INLINE void store_dots(const vec x[VEC_DOTS], int num_rows, float *s) {
@@ -96,11 +101,10 @@ SIMD_INLINE void store_dots(const vec x[VEC_DOTS], int num_rows, float *s) {
 #pragma GCC unroll 2
     for (int i = 0; i < 4; i += 2) { // lane l of 128 bits has sums 4 l + i and the next
         vec two = fold_pairs(q[i], q[i + 1]);
-#pragma GCC unroll 4
-        for (int l = 0; l < 4; l++) {
-            float *to = s + (4 * l + i) / num_pairs * ATTN_STEP_KEYS + (4 * l + i) % num_pairs * 2;
-            _mm_storeu_ps(to, _mm512_extractf32x4_ps(two, l));
-        }
+        _mm_storeu_ps(place_of(s, i, num_pairs), _mm512_castps512_ps128(two));
+        _mm_storeu_ps(place_of(s, 4 + i, num_pairs), _mm512_extractf32x4_ps(two, 1));
+        _mm_storeu_ps(place_of(s, 8 + i, num_pairs), _mm512_extractf32x4_ps(two, 2));
+        _mm_storeu_ps(place_of(s, 12 + i, num_pairs), _mm512_extractf32x4_ps(two, 3));
     }
 }
 
