@@ -325,6 +325,44 @@ void sched_launch_done(sched *s, sched_launch *launch) {
     b->in_use = false;
 }
 
+// ---- what ran without us
+
+// charge_ran has the tenant pay; its request is queued for an instant, for the clock of the shares.
+static void charge_ran(sched *s, sched_req *req, uint64_t cost) {
+    if (s->queued < s->opts.max_queued) {
+        req->node = (list_node){NULL, NULL};
+        req->seqno = ++s->seqno;
+        req->kind = SCHED_DECODE;
+        sched_queue_push(s->queue, req);
+        (void)sched_queue_lead(s->queue, false);
+        sched_queue_charge(s->queue, req->tenant, cost);
+        sched_queue_remove(s->queue, req);
+    }
+}
+
+void sched_ran(sched *s, sched_req *req, const sched_launch *launch) {
+    ATTND_ASSERT(req->state == IDLE && req->shape && !s->launching);
+    uint64_t cost = 0, tokens = 0;
+    for (uint32_t row = 0; row < req->num_rows; row++) {
+        int32_t q_len, kv_len;
+        req->lens(req, row, &q_len, &kv_len);
+        tokens += (uint64_t)q_len;
+        cost += (uint64_t)q_len * (uint64_t)kv_len;
+    }
+    charge_ran(s, req, cost > 0 ? cost : 1);
+    req->queue_us = 0;
+    req->run_us = launch->run_us;
+    req->signaled = !launch->err;
+    s->info.launches++;
+    s->info.requests++;
+    s->info.rows += req->num_rows;
+    s->info.busy_us += launch->run_us;
+    if (!launch->err) {
+        s->info.decode_tokens += tokens;
+        s->info.last = launch->choice;
+    }
+}
+
 // ---- deadlines
 
 typedef struct sweep {

@@ -144,6 +144,11 @@ void sched_cancel(sched *s, sched_req *req);
 // of the ended one run.
 void sched_launch_done(sched *s, sched_launch *launch);
 
+// sched_ran books a decode that the backend has run without being given it, as if it had been
+// queued and launched: its tenant's share, the counters, and what req is filled with before done,
+// which is not called.  shape, num_rows, tenant and lens are to be filled in.
+void sched_ran(sched *s, sched_req *req, const sched_launch *launch);
+
 // sched_expire ends requests past their deadline; returns the next one or earlier, UINT64_MAX =
 // none.
 uint64_t sched_expire(sched *s, uint64_t now_ms);

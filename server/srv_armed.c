@@ -6,7 +6,11 @@
 //     cold   ticks                      every TICK_US while younger than IDLE_US, then IDLE_TICK_US
 //     none   nobody                     its layer is in the scheduler
 //
-// A call that is alone (no other is hot, or runs) has its next layer prepared while it waits.
+// A call that is alone (no other is hot, or runs) has its next layer prepared while it waits, and
+// the backend may begin that by itself when the flag comes: what the loop, the scheduler and their
+// ways to the submit thread take would otherwise lie between the client's kernels and ours.  The
+// loop hears of it later, at the next look or when it has ended; where it matters, it asks.  With
+// several calls at work, layers go to the scheduler, which batches them.
 //
 // A failure answers the layer that was taken from the client's stream, unless its done flag is on
 // its way from the device already, and turns the call into a drain, which is the same loop over
@@ -74,16 +78,6 @@ static void set_layer(srv_armed *a) {
     state->signal = srv_region_done_address(a->region, pair_of(a));
 }
 
-// await_layer has a call that lives go on to its current layer.
-static void await_layer(srv_core *core, srv_armed *a) {
-    const srv_armed_set *set = &core->armed;
-    set_layer(a);
-    await(core, a);
-    if (set->running == 0 && set->hot.next == set->hot.prev) {
-        srv_attend_prepare(core, a->rq, ++core->armed.tickets);
-    }
-}
-
 static void leave_list(srv_armed *a) {
     if (list_linked(&a->node)) {
         list_remove(&a->node);
@@ -116,7 +110,9 @@ static void answer(srv_armed *a) {
 // take_rq takes the request off the call, which is to be answered.
 static srv_request *take_rq(srv_core *core, srv_armed *a) {
     srv_request *rq = a->rq;
-    srv_attend_forget(core, rq);
+    bool is_late = srv_attend_forget(core, rq);
+    ATTND_ASSERT(!is_late);
+    core->armed.ahead = core->armed.ahead == a ? NULL : core->armed.ahead;
     rq->cancel = NULL;
     rq->attend.step->armed--;
     rq->attend.armed = NULL;
@@ -171,6 +167,9 @@ static void succeed(srv_core *core, srv_armed *a) {
     srv_reply_end(rq);
 }
 
+static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
+                const attnd_errinfo *info);
+
 static attnd_err why_canceled(const srv_core *core, const srv_step *step) {
     if (step->deadline_ms && step->deadline_ms <= attnd_clock_ms()) {
         return ATTND_ETIMEDOUT;
@@ -178,12 +177,76 @@ static attnd_err why_canceled(const srv_core *core, const srv_step *step) {
     return core->draining ? ATTND_ESHUTDOWN : ATTND_ECANCELED;
 }
 
+// begin takes the call off its list: its layer runs.
+static void begin(srv_core *core, srv_armed *a) {
+    list_remove(&a->node);
+    a->runs = true;
+    a->taken = false;
+    core->armed.running++;
+    core->armed.info.layers++;
+    a->rq->cancel = NULL;
+    a->rq->attend.done = ran;
+}
+
+static void cancel_begun(srv_request *rq) {
+    rq->attend.armed->canceled = true;
+}
+
+// begin_ahead is begin for a layer that the backend has begun by itself.
+static void begin_ahead(srv_core *core, srv_armed *a) {
+    begin(core, a);
+    srv_attend_began(a->rq);
+    a->rq->cancel = cancel_begun;
+}
+
+// notice finds out whether the backend has begun a layer by itself.
+static void notice(srv_core *core) {
+    srv_armed *a = core->armed.ahead;
+    const srv_backend *b = core->backend;
+    if (a && !a->runs && b->ops->begun && b->ops->begun(b, a->rq->attend.ticket)) {
+        begin_ahead(core, a);
+    }
+}
+
+// is_late is true for a call that can only be ended when its layer has: the backend runs it.
+static bool is_late(srv_core *core, const srv_armed *a) {
+    bool late = core->armed.ahead == a && srv_attend_forget(core, a->rq);
+    if (late) {
+        notice(core);
+    }
+    return late;
+}
+
 static void cancel_waiting(srv_request *rq) {
     srv_core *core = rq->session->core;
-    fail(core, rq->attend.armed, why_canceled(core, rq->attend.step), NULL);
+    srv_armed *a = rq->attend.armed;
+    a->canceled = is_late(core, a);
+    if (!a->canceled) {
+        fail(core, a, why_canceled(core, rq->attend.step), NULL);
+    }
 }
 
 // ---- layers
+
+// prepare has the layer of a call that is alone prepared, in the place of another's that is cold.
+static void prepare(srv_core *core, srv_armed *a) {
+    srv_armed_set *set = &core->armed;
+    if (set->ahead && is_late(core, set->ahead)) {
+        return;
+    }
+    set->ahead = a;
+    srv_attend_prepare(core, a->rq, ++set->tickets, srv_region_ready(a->region, pair_of(a)));
+}
+
+// await_layer has a call that lives go on to its current layer.
+static void await_layer(srv_core *core, srv_armed *a) {
+    const srv_armed_set *set = &core->armed;
+    set_layer(a);
+    await(core, a);
+    if (set->running == 0 && set->hot.next == set->hot.prev) {
+        prepare(core, a);
+    }
+}
 
 // ran is told that the layer has left the scheduler.
 static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
@@ -195,7 +258,7 @@ static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
     srv_attend_forget(core, rq); // if the launch never began
     a->queue_us += rq->sched.queue_us;
     a->run_us += rq->sched.run_us;
-    if (!err && rq->attend.step->state != SRV_STEP_OPEN) {
+    if (!err && (a->canceled || rq->attend.step->state != SRV_STEP_OPEN)) {
         err = why_canceled(core, rq->attend.step);
     }
     if (err) {
@@ -218,15 +281,8 @@ static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
 
 // run_layer hands the current layer to the scheduler.
 static void run_layer(srv_core *core, srv_armed *a) {
-    srv_request *rq = a->rq;
-    list_remove(&a->node);
-    a->runs = true;
-    a->taken = false;
-    core->armed.running++;
-    core->armed.info.layers++;
-    rq->cancel = NULL;
-    rq->attend.done = ran;
-    srv_attend_layer(core, rq);
+    begin(core, a);
+    srv_attend_layer(core, a->rq);
 }
 
 // drain answers every flag that is raised.
@@ -242,11 +298,31 @@ static void drain(srv_core *core, srv_armed *a) {
     }
 }
 
+// is_watched is true while the backend looks at the call's flag, which is then left to it.
+static bool is_watched(const srv_core *core, const srv_armed *a) {
+    const srv_backend *b = core->backend;
+    return core->armed.ahead == a && b->ops->watches && b->ops->watches(b, a->rq->attend.ticket);
+}
+
+// unwatch has the backend leave the call's flag alone; true when it runs the layer already.
+static bool unwatch(srv_core *core, const srv_armed *a) {
+    const srv_backend *b = core->backend;
+    if (b->ops->unwatch && b->ops->unwatch(core->backend, a->rq->attend.ticket)) {
+        notice(core);
+        return true;
+    }
+    core->armed.ahead = NULL;
+    return false;
+}
+
 // look is true when the call's flag had come.  The device sets a done flag before the loop hears of
 // the launch's end, so a layer that reads another's K and V may be raised too early for us.
 static bool look(srv_core *core, srv_armed *a) {
-    if (!a->taken && !srv_region_take(a->region, pair_of(a))) {
+    if (!a->taken && (is_watched(core, a) || !srv_region_take(a->region, pair_of(a)))) {
         return false;
+    }
+    if (core->armed.ahead == a && unwatch(core, a)) {
+        return true; // the client has raised it twice
     }
     if (!a->rq) {
         drain(core, a);
@@ -263,6 +339,7 @@ static bool look(srv_core *core, srv_armed *a) {
 // it, and answer requests, never touch another call.
 static bool look_at_all(srv_core *core, list_node *list) {
     bool any = false;
+    notice(core);
     const list_node *last = list->prev;
     for (list_node *node = list->next, *next; node != list; node = next) {
         bool is_last = node == last;
@@ -416,10 +493,20 @@ void srv_armed_abandon(srv_core *core, srv_region *region) {
     }
 }
 
+void srv_armed_ran(srv_core *core, uint64_t ticket, const sched_launch *launch) {
+    srv_armed *a = core->armed.ahead;
+    ATTND_ASSERT(a && a->rq->attend.ticket == ticket);
+    if (!a->runs) {
+        begin_ahead(core, a);
+    }
+    core->armed.ahead = NULL;
+    srv_attend_ended(core, a->rq, launch);
+}
+
 void srv_armed_fail(srv_core *core, attnd_err err, const attnd_errinfo *info) {
     for (uint32_t i = 0; i < core->armed.max; i++) {
         srv_armed *a = &core->armed.pool[i];
-        if (a->rq && !a->runs) {
+        if (a->rq && !a->runs && !is_late(core, a)) {
             fail(core, a, err, info);
         }
     }

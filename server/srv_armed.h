@@ -33,6 +33,7 @@ struct srv_armed {
     uint32_t at; // layer that is waited for, or runs, counted from first_layer
     bool taken;  // its flag has come, but a layer that it reads has not ended yet
     bool runs;
+    bool canceled;             // the layer that runs is the last one
     const void *k, *v;         // of layers that append
     uint64_t event_us;         // when a flag came last, or the call began
     uint64_t queue_us, run_us; // of all layers
@@ -47,8 +48,9 @@ typedef struct srv_armed_set {
     srv_armed *pool; // [max]
     uint32_t max;
     list_node free, hot, cold;
-    uint32_t running; // calls whose layer is in the scheduler
+    uint32_t running; // calls whose layer is in the scheduler, or was begun ahead
     uint64_t tickets; // given out
+    srv_armed *ahead; // the call whose layer the backend may begin by itself, or has; NULL = none
     srv_armed_info info;
 } srv_armed_set;
 
@@ -82,6 +84,9 @@ bool srv_armed_forget(srv_core *core, srv_region *region, uint64_t step);
 // srv_armed_abandon ends the drains of a region whose client is gone, and lets what still waits
 // there end.
 void srv_armed_abandon(srv_core *core, srv_region *region);
+
+// srv_armed_ran is told that a layer has ended which the backend has begun by itself.
+void srv_armed_ran(srv_core *core, uint64_t ticket, const sched_launch *launch);
 
 // srv_armed_fail fails every call that waits, for a device that is lost.
 void srv_armed_fail(srv_core *core, attnd_err err, const attnd_errinfo *info);

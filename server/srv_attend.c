@@ -255,8 +255,7 @@ static void cancel(srv_request *rq) {
     sched_cancel(rq->session->core->sched, &rq->sched);
 }
 
-static attnd_err submit(srv_core *core, srv_request *rq, const kv_copy *copies, uint32_t num_copies,
-                        attnd_errinfo *info) {
+static void fill_sched(srv_request *rq, const kv_copy *copies, uint32_t num_copies) {
     const srv_step *step = rq->attend.step;
     rq->sched = (sched_req){
         .shape = step->model->shape,
@@ -271,6 +270,11 @@ static attnd_err submit(srv_core *core, srv_request *rq, const kv_copy *copies, 
         .signal = rq->attend.signal,
         .done = ran,
     };
+}
+
+static attnd_err submit(srv_core *core, srv_request *rq, const kv_copy *copies, uint32_t num_copies,
+                        attnd_errinfo *info) {
+    fill_sched(rq, copies, num_copies);
     attnd_err err = rq->attend.ticket ? ATTND_OK : check_rows(core, rq, info);
     if (!err) {
         rq->cancel = cancel;
@@ -318,7 +322,15 @@ static bool is_decode(const srv_step *step) {
     return step->num_active > 0;
 }
 
-void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket) {
+// may_begin: nothing that the layer depends on, or that depends on it, is under way.
+static bool may_begin(const srv_core *core, const srv_request *rq) {
+    const srv_step *step = rq->attend.step;
+    return sched_idle(core->sched) && rq->attend.on_device &&
+           !check_layer(step, rq->attend.layer, NULL) &&
+           !srv_attend_must_wait(step, rq->attend.layer);
+}
+
+void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket, uint32_t *flag) {
     srv_backend *backend = core->backend;
     const srv_step *step = rq->attend.step;
     attnd_errinfo info;
@@ -337,14 +349,27 @@ void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket) {
                           .num_rows = step->num_active,
                           .deterministic = backend->sched.deterministic};
     rq->attend.ticket = ticket;
-    backend->ops->prepare(backend, &params, ticket);
+    srv_ahead ahead = {.flag = flag, .signal = rq->attend.signal};
+    backend->ops->prepare(backend, &params, ticket, flag && may_begin(core, rq) ? &ahead : NULL);
 }
 
-void srv_attend_forget(srv_core *core, srv_request *rq) {
-    if (rq->attend.ticket) {
-        core->backend->ops->forget(core->backend, rq->attend.ticket);
-        rq->attend.ticket = 0;
-    }
+bool srv_attend_forget(srv_core *core, srv_request *rq) {
+    uint64_t ticket = rq->attend.ticket;
+    bool is_late = ticket && core->backend->ops->forget(core->backend, ticket);
+    rq->attend.ticket = is_late ? ticket : 0;
+    return is_late;
+}
+
+void srv_attend_began(srv_request *rq) {
+    fill_sched(rq, NULL, 0);
+    rq->attend.step->running++;
+    set_bit(rq->attend.step->attending, rq->attend.layer);
+}
+
+void srv_attend_ended(srv_core *core, srv_request *rq, const sched_launch *launch) {
+    sched_ran(core->sched, &rq->sched, launch);
+    rq->attend.ticket = 0;
+    finish(core, rq, launch->err, &launch->choice, &launch->info);
 }
 
 void srv_attend_layer(srv_core *core, srv_request *rq) {

@@ -11,6 +11,13 @@
 
 typedef struct srv_backend srv_backend;
 
+// srv_ahead is what a launch that is prepared waits for.  The backend may look at the flag itself:
+// whoever exchanges it for 0 runs the launch.
+typedef struct srv_ahead {
+    uint32_t *flag;  // 1 = to be run; shared with a client, which may write anything
+    uint64_t signal; // as in sched_req
+} srv_ahead;
+
 typedef struct srv_backend_ops {
     // set_sched says whose launches they are; before the first one.
     void (*set_sched)(srv_backend *b, sched *s);
@@ -35,9 +42,18 @@ typedef struct srv_backend_ops {
     void (*flags_unmap)(srv_backend *b, void *base);
     // prepare says that a launch of just these rows is likely to come next, under that ticket,
     // which is never used again.  Rows are copied; what they point at stays as it is until the
-    // launch has ended, or forget was called.  NULL: nothing is prepared here.
-    void (*prepare)(srv_backend *b, const attn_params *p, uint64_t ticket);
-    void (*forget)(srv_backend *b, uint64_t ticket);
+    // launch has ended, or forget was called.  With ahead, which is copied, the backend may begin
+    // it by itself, at any time: nothing that it depends on may be submitted any more, and
+    // srv_backend.ran_ahead is called when it has ended, from the loop.  forget is true when that
+    // is to come: it is too late; so is unwatch, which has the flag left alone and no more.  NULL:
+    // nothing is prepared here.
+    void (*prepare)(srv_backend *b, const attn_params *p, uint64_t ticket, const srv_ahead *ahead);
+    bool (*forget)(srv_backend *b, uint64_t ticket);
+    bool (*unwatch)(srv_backend *b, uint64_t ticket);
+    // begun is true from when the backend has begun it by itself until ran_ahead was called;
+    // watches, while it looks at the flag all the time.
+    bool (*begun)(const srv_backend *b, uint64_t ticket);
+    bool (*watches)(const srv_backend *b, uint64_t ticket);
     // stop waits for what runs, fails what is queued behind it with ATTND_ESHUTDOWN, ends the
     // threads and closes the loop's handles.  A second call does nothing.
     void (*stop)(srv_backend *b);
@@ -55,7 +71,11 @@ struct srv_backend {
     bool mps;             // the device's contexts are shared through NVIDIA's MPS
     char name[64];        // of the device, "" = not known
     const char *kernels;  // which it takes, such as "avx512"
-    uint64_t prepared;    // launches that were found prepared, since the start
+    // launches since the start that were found prepared; of these, that the backend began by itself
+    uint64_t prepared, ahead;
+    // ran_ahead is told how such a launch ended; set by the core, as ctx.
+    void (*ran_ahead)(void *ctx, uint64_t ticket, const sched_launch *launch);
+    void *ctx;
 };
 
 #endif

@@ -66,6 +66,7 @@ typedef struct srv_conf {
     char isa[SRV_CONF_TEXT_BYTES];
     bool deterministic;
     uint64_t prefill_chunk_tokens, decodes_in_a_row, launch_rows, inline_work;
+    char launch_ahead[SRV_CONF_TEXT_BYTES]; // auto, on, off
     // [limits]
     uint64_t message_bytes, connection_bytes, connections, in_flight;
     uint64_t rings, ring_bytes, all_rings_bytes, region_bytes, all_regions_bytes;

@@ -95,6 +95,10 @@ attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *ar
     return err ? attnd_fail(info, err, "", "no memory for the pools") : ATTND_OK;
 }
 
+static void ran_ahead(void *ctx, uint64_t ticket, const sched_launch *launch) {
+    srv_armed_ran(ctx, ticket, launch);
+}
+
 attnd_err srv_core_set_backend(srv_core *core, srv_backend *backend, attnd_errinfo *info) {
     const srv_conf *conf = &core->conf;
     core->backend = backend;
@@ -112,6 +116,8 @@ attnd_err srv_core_set_backend(srv_core *core, srv_backend *backend, attnd_errin
         return attnd_fail(info, err, "", "the scheduler cannot be made");
     }
     backend->ops->set_sched(backend, core->sched);
+    backend->ran_ahead = ran_ahead;
+    backend->ctx = core;
     return srv_core_apply_tenants(core, info);
 }
 

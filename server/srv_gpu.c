@@ -5,9 +5,11 @@
 //                                     look, until the mark is passed <-  signals, mark
 //   on_ended: sched_launch_done  <-   spread outputs; ended <- L; uv_async_send
 //
-// A launch may be prepared before it comes: while nothing is in flight the submit thread fills,
-// plans and uploads it in the next buffer.  If it is the next launch, only the kernel remains to be
-// started; else its upload is awaited, and the buffer used anew.
+// A launch may be prepared before it comes (srv_gpu_prep): while nothing is in flight the submit
+// thread fills, plans and uploads it in the next buffer.  If it is the next launch, only the kernel
+// remains to be started; else its upload is awaited, and the buffer used anew.  One that waits for
+// a client's flag the thread may begin by itself: while it looks for the next job without sleeping,
+// it looks at that flag, too.  The loop then hears of it when it has ended, or asks.
 //
 // Launches leave in the order in which they came.  While one is in flight the submit thread looks
 // for its end without sleeping for SPIN_US, then every NAP_US: a decode of some 10 us would wait
@@ -17,6 +19,7 @@
 #include "server/srv_gpu.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,10 +28,12 @@
 #include <unistd.h>
 
 #include "proto/clock.h"
+#include "server/srv_gpu_prep.h"
 #include "server/srv_stage.h"
 
 enum {
     DEPTH = ATTN_DEVICE_BUFFERS,
+    QUEUE = DEPTH + 1, // and one that was begun without the loop
     SPIN_US = 200,
     NAP_US = 20,
     CROWDED = 2, // with no more processors than this the loop and the thread take turns
@@ -36,7 +41,7 @@ enum {
 
 // queue is launches on their way to the other thread.
 typedef struct queue {
-    sched_launch *items[DEPTH];
+    sched_launch *items[QUEUE];
     uint32_t first, num;
 } queue;
 
@@ -47,23 +52,6 @@ typedef struct flight {
     uint64_t start_us;
     bool marked; // the device says when its work has ended; else it is not to be waited for
 } flight;
-
-typedef enum prep_state {
-    PREP_NONE,
-    PREP_WANTED, // rows are there
-    PREP_READY,  // they are in the next buffer, planned and on their way to the device
-} prep_state;
-
-// prep is a launch that was prepared.  What is filled from is guarded by its own lock, which the
-// loop takes to make sure that nobody reads the rows' arrays any more.
-typedef struct prep {
-    pthread_mutex_t lock; // guards all below
-    prep_state state;
-    uint64_t ticket; // 0 = forgotten
-    attn_params params;
-    attn_row *rows; // [max_rows]
-    attn_choice choice;
-} prep;
 
 struct srv_gpu {
     srv_backend pub; // first
@@ -86,12 +74,12 @@ struct srv_gpu {
     bool stopping, lost, spoilt;
     attnd_errinfo lost_info;
     uint32_t num_jobs; // as jobs.num; to be looked at without the lock
-    uint32_t wanted;   // prep.state is PREP_WANTED; likewise
-    prep prep;
+    srv_gpu_prep prep;
     // submit thread
     flight flights[DEPTH];
-    uint32_t first, num;  // of flights
-    uint64_t signaled_us; // when a launch with signals ended last
+    uint32_t first, num; // of flights
+    bool watches;        // what is prepared has a flag
+    uint64_t active_us;  // when a launch with signals ended last, or one was prepared
 };
 
 static srv_gpu *of(srv_backend *b) {
@@ -99,8 +87,8 @@ static srv_gpu *of(srv_backend *b) {
 }
 
 static void push(queue *q, sched_launch *launch) {
-    ATTND_ASSERT(q->num < DEPTH);
-    q->items[(q->first + q->num++) % DEPTH] = launch;
+    ATTND_ASSERT(q->num < QUEUE);
+    q->items[(q->first + q->num++) % QUEUE] = launch;
 }
 
 static sched_launch *pop(queue *q) {
@@ -108,7 +96,7 @@ static sched_launch *pop(queue *q) {
         return NULL;
     }
     sched_launch *launch = q->items[q->first];
-    q->first = (q->first + 1) % DEPTH;
+    q->first = (q->first + 1) % QUEUE;
     q->num--;
     return launch;
 }
@@ -267,47 +255,21 @@ static attnd_err signal_all(srv_gpu *g, const sched_launch *launch, attnd_errinf
 
 // prepare_next fills, plans and uploads what is wanted, if it fits the next buffer whole.
 static void prepare_next(srv_gpu *g) {
-    const attn_device_ops *ops = g->opts.device_ops;
-    prep *p = &g->prep;
-    uint32_t buffer = g->first;
-    srv_stage *stage = &g->flights[buffer].stage;
-    srv_stage_cursor at = {0};
-    srv_stage_limits limits = {.rows = UINT32_MAX, .queries = INT32_MAX};
+    srv_stage *stage = &g->flights[g->first].stage;
     attnd_errinfo info;
-    pthread_mutex_lock(&p->lock);
-    __atomic_store_n(&g->wanted, 0, __ATOMIC_RELAXED);
-    bool good = p->state == PREP_WANTED;
-    if (good) {
-        good = srv_stage_fill(stage, &p->params, &at, &limits) && at.row == p->params.num_rows;
-        attn_params filled = srv_stage_params(stage, &p->params);
-        good = good && !ops->plan(g->device, buffer, &filled, &p->choice, &info);
-        p->state = good ? PREP_READY : PREP_NONE;
+    if (srv_gpu_prep_fill(&g->prep, stage, g->opts.device_ops, g->device, g->first, &g->watches)) {
+        const attn_device_ops *ops = g->opts.device_ops;
+        note_error(g, ops->upload(g->device, g->first, 0, stage->in_bytes, &info), &info);
     }
-    pthread_mutex_unlock(&p->lock);
-    if (good) {
-        note_error(g, ops->upload(g->device, buffer, 0, stage->in_bytes, &info), &info);
-    }
+    g->active_us = g->watches ? attnd_clock_us() : g->active_us;
 }
 
 // claim_prep ends the preparation, if there is one.  True: it is the launch's, and in its buffer.
 static bool claim_prep(srv_gpu *g, uint32_t buffer, sched_launch *launch) {
-    prep *p = &g->prep;
-    pthread_mutex_lock(&p->lock);
-    bool was_ready = p->state == PREP_READY;
-    bool is_it = was_ready && p->ticket != 0 && p->ticket == launch->ticket &&
-                 p->params.num_rows == launch->params.num_rows;
-    srv_stage *stage = &g->flights[buffer].stage;
-    for (uint32_t i = 0; is_it && i < stage->num_rows; i++) {
-        stage->hosts[i].row = &launch->params.rows[i]; // the same, but the launch's own
-    }
-    if (is_it) {
-        launch->choice = p->choice;
-    }
-    p->state = PREP_NONE;
-    p->ticket = 0;
-    pthread_mutex_unlock(&p->lock);
+    bool spoils;
+    bool is_it = srv_gpu_prep_claim(&g->prep, &g->flights[buffer].stage, launch, &spoils);
     attnd_errinfo info;
-    if (was_ready && !is_it) { // nobody may touch the buffer before its upload has ended
+    if (spoils) { // nobody may touch the buffer before its upload has ended
         attnd_err err = g->opts.device_ops->mark(g->device, buffer, &info);
         note_error(g, err ? err : await(g, buffer, &info), &info);
     }
@@ -323,7 +285,8 @@ static void begin(srv_gpu *g, sched_launch *launch) {
     flight *f = &g->flights[buffer];
     f->launch = launch;
     f->start_us = attnd_clock_us();
-    launch->prepared = claim_prep(g, buffer, launch);
+    g->watches = false;
+    launch->prepared = launch->prepared || claim_prep(g, buffer, launch);
     if (!launch->prepared) {
         f->stage.num_rows = 0;
     }
@@ -363,7 +326,7 @@ static void finish(srv_gpu *g, flight *f) {
     }
     uint64_t now_us = attnd_clock_us();
     launch->run_us = now_us - f->start_us;
-    g->signaled_us = launch->num_signals ? now_us : g->signaled_us;
+    g->active_us = launch->num_signals ? now_us : g->active_us;
     g->first = (g->first + 1) % DEPTH;
     g->num--;
     pthread_mutex_lock(&g->lock);
@@ -393,22 +356,45 @@ static bool look(srv_gpu *g) {
     return ended;
 }
 
-// spin_for_job looks for a launch where one is likely to come soon.
-static void spin_for_job(const srv_gpu *g) {
-    while (!g->is_crowded && g->num == 0 && !__atomic_load_n(&g->num_jobs, __ATOMIC_RELAXED) &&
-           !__atomic_load_n(&g->wanted, __ATOMIC_RELAXED) &&
-           attnd_clock_us() - g->signaled_us < g->opts.spin_us) {
-        pause_cpu();
+// has_job says, without the lock, whether the thread has something to do.
+static bool has_job(const srv_gpu *g) {
+    return __atomic_load_n(&g->num_jobs, __ATOMIC_RELAXED) || srv_gpu_prep_is_wanted(&g->prep);
+}
+
+// spin_for_job looks for a launch where one is likely to come soon, and returns one that the thread
+// begins by itself, else NULL.  Launches of the loop's go first.
+static sched_launch *spin_for_job(srv_gpu *g) {
+    sched_launch *own = NULL;
+    bool watches = g->watches && g->opts.ahead;
+    if (g->num > 0 || (g->is_crowded && !watches)) {
+        return NULL;
     }
+    if (watches) {
+        srv_gpu_prep_watch(&g->prep, true);
+    }
+    while (!own && !has_job(g) && attnd_clock_us() - g->active_us < g->opts.spin_us) {
+        own = watches ? srv_gpu_prep_take(&g->prep) : NULL;
+        if (g->is_crowded) {
+            sched_yield();
+        } else {
+            pause_cpu();
+        }
+    }
+    if (watches) {
+        srv_gpu_prep_watch(&g->prep, false);
+    }
+    return own;
 }
 
 // take_job takes the next launch, NULL when there is none; sleeps while nothing is in flight and
 // nothing to be done.  False when the thread is to end.
 static bool take_job(srv_gpu *g, sched_launch **launch) {
-    spin_for_job(g);
+    *launch = spin_for_job(g);
+    if (*launch) {
+        return true;
+    }
     pthread_mutex_lock(&g->lock);
-    while (g->num == 0 && g->jobs.num == 0 && !g->stopping &&
-           !__atomic_load_n(&g->wanted, __ATOMIC_RELAXED)) {
+    while (g->num == 0 && g->jobs.num == 0 && !g->stopping && !srv_gpu_prep_is_wanted(&g->prep)) {
         pthread_cond_wait(&g->wake, &g->lock);
     }
     // what is queued when the thread stops is the loop's to fail
@@ -450,37 +436,39 @@ static void launch_one(void *ctx, sched_launch *launch) {
     pthread_mutex_unlock(&g->lock);
 }
 
-// gpu_prepare replaces what was wanted before; what is in the buffer already stays until a launch
-// comes.
-static void gpu_prepare(srv_backend *b, const attn_params *params, uint64_t ticket) {
+static void gpu_prepare(srv_backend *b, const attn_params *params, uint64_t ticket,
+                        const srv_ahead *ahead) {
     srv_gpu *g = of(b);
-    prep *p = &g->prep;
-    pthread_mutex_lock(&p->lock);
-    bool free = p->state != PREP_READY && params->num_rows <= g->opts.max_rows;
-    if (free) {
-        memcpy(p->rows, params->rows, params->num_rows * sizeof(*p->rows));
-        p->params = *params;
-        p->params.rows = p->rows;
-        p->ticket = ticket;
-        p->state = PREP_WANTED;
-    }
-    pthread_mutex_unlock(&p->lock);
-    if (free) {
+    if (srv_gpu_prep_want(&g->prep, params, ticket, ahead)) {
         pthread_mutex_lock(&g->lock);
-        __atomic_store_n(&g->wanted, 1, __ATOMIC_RELAXED);
         pthread_cond_signal(&g->wake);
         pthread_mutex_unlock(&g->lock);
     }
 }
 
-static void gpu_forget(srv_backend *b, uint64_t ticket) {
-    prep *p = &of(b)->prep;
-    pthread_mutex_lock(&p->lock);
-    if (p->ticket == ticket) {
-        p->ticket = 0;
-        p->state = p->state == PREP_WANTED ? PREP_NONE : p->state;
-    }
-    pthread_mutex_unlock(&p->lock);
+static bool gpu_forget(srv_backend *b, uint64_t ticket) {
+    return srv_gpu_prep_forget(&of(b)->prep, ticket);
+}
+
+static bool gpu_unwatch(srv_backend *b, uint64_t ticket) {
+    return srv_gpu_prep_unwatch(&of(b)->prep, ticket);
+}
+
+static bool gpu_begun(const srv_backend *b, uint64_t ticket) {
+    return srv_gpu_prep_begun(&((const srv_gpu *)b)->prep, ticket);
+}
+
+static bool gpu_watches(const srv_backend *b, uint64_t ticket) {
+    return srv_gpu_prep_watched(&((const srv_gpu *)b)->prep, ticket);
+}
+
+// end_own tells of a launch that the thread began by itself; another one may be prepared from then
+// on.
+static void end_own(srv_gpu *g) {
+    sched_launch launch = g->prep.launch;
+    srv_gpu_prep_settle(&g->prep);
+    g->pub.ahead++;
+    g->pub.ran_ahead(g->pub.ctx, launch.ticket, &launch);
 }
 
 // take_ended takes in one launch, and tells of the device's end before the first that met it.
@@ -494,8 +482,12 @@ static bool take_ended(srv_gpu *g) {
         g->opts.lost(g->opts.ctx, &g->lost_info, g->spoilt);
     }
     if (launch) {
-        g->away--;
         g->pub.prepared += launch->prepared;
+    }
+    if (launch && srv_gpu_prep_is_own(&g->prep, launch)) {
+        end_own(g);
+    } else if (launch) {
+        g->away--;
         sched_launch_done(g->sched, launch);
     }
     return launch != NULL;
@@ -503,7 +495,7 @@ static bool take_ended(srv_gpu *g) {
 
 static void on_ended(uv_async_t *async) {
     srv_gpu *g = async->data;
-    for (int i = 0; i < DEPTH && take_ended(g); i++) {
+    for (int i = 0; i < QUEUE && take_ended(g); i++) {
     }
 }
 
@@ -588,8 +580,7 @@ static void gpu_free(srv_backend *b) {
     }
     pthread_cond_destroy(&g->wake);
     pthread_mutex_destroy(&g->lock);
-    pthread_mutex_destroy(&g->prep.lock);
-    free(g->prep.rows);
+    srv_gpu_prep_fini(&g->prep);
     free(g);
 }
 
@@ -609,10 +600,6 @@ static attnd_err open_device(srv_gpu *g, attnd_errinfo *info) {
         if (err) {
             attnd_fail(info, err, "", "no memory for rows on their way to the device");
         }
-    }
-    g->prep.rows = calloc(opts->max_rows, sizeof(*g->prep.rows));
-    if (!err && !g->prep.rows) {
-        err = attnd_fail(info, ATTND_ENOMEM, "", "no memory for rows that are prepared");
     }
     return err;
 }
@@ -659,13 +646,20 @@ attnd_err srv_gpu_open(srv_gpu **out, const srv_gpu_opts *opts, kv_arena *arena,
                                .flags_unmap = gpu_flags_unmap,
                                .prepare = gpu_prepare,
                                .forget = gpu_forget,
+                               .unwatch = gpu_unwatch,
+                               .begun = gpu_begun,
+                               .watches = gpu_watches,
                                .stop = gpu_stop,
                                .free = gpu_free};
     g->pub.ops = &g->ops;
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->wake, NULL);
-    pthread_mutex_init(&g->prep.lock, NULL);
-    attnd_err err = open_device(g, info);
+    attnd_err err = srv_gpu_prep_init(&g->prep, opts->max_rows);
+    if (err) {
+        attnd_fail(info, err, "", "no memory for rows that are prepared");
+    } else {
+        err = open_device(g, info);
+    }
     if (err) {
         gpu_free(&g->pub);
         return err;

@@ -32,6 +32,7 @@ typedef struct srv_gpu_opts {
     uint32_t max_rows;      // largest launch
     uint64_t spin_us; // for how long the submit thread looks for more without sleeping, behind a
                       // launch with signals: the client's stream waits for the next
+    bool ahead;       // meanwhile it begins what is prepared by itself (srv_ahead)
     bool deterministic;
     // lost is told once, from the loop, before the requests that it is an error of.  spoilt: what
     // the arena holds cannot be believed.

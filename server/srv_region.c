@@ -87,13 +87,14 @@ void srv_region_close(srv_region *r) {
     r->backend = NULL;
 }
 
+uint32_t *srv_region_ready(srv_region *r, uint32_t pair) {
+    return &pair_of(r, pair)->ready;
+}
+
 bool srv_region_take(srv_region *r, uint32_t pair) {
-    uint32_t *ready = &pair_of(r, pair)->ready;
-    if (!__atomic_load_n(ready, __ATOMIC_ACQUIRE)) {
-        return false;
-    }
-    __atomic_store_n(ready, 0, __ATOMIC_RELEASE);
-    return true;
+    uint32_t *ready = srv_region_ready(r, pair);
+    return __atomic_load_n(ready, __ATOMIC_ACQUIRE) &&
+           __atomic_exchange_n(ready, 0, __ATOMIC_ACQ_REL);
 }
 
 void srv_region_answer(srv_region *r, uint32_t pair) {

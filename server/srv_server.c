@@ -496,6 +496,7 @@ static void add_regions(cJSON *doc, const server *s) {
     cJSON_AddNumberToObject(o, "calls", (double)info->calls);
     cJSON_AddNumberToObject(o, "layers", (double)info->layers);
     cJSON_AddNumberToObject(o, "prepared", (double)s->backend->prepared);
+    cJSON_AddNumberToObject(o, "ahead", (double)s->backend->ahead);
     cJSON_AddNumberToObject(o, "failed", (double)info->failed);
 }
 
@@ -632,6 +633,12 @@ static attnd_err open_on_gpu(void *ctx, int fd, uint64_t bytes, kv_arena *arena,
     return err;
 }
 
+// launches_ahead: auto is on where a processor is left beside the loop's and the client's.
+static bool launches_ahead(const srv_conf *conf) {
+    bool is_auto = strcmp(conf->launch_ahead, "auto") == 0;
+    return is_auto ? sysconf(_SC_NPROCESSORS_ONLN) > 2 : strcmp(conf->launch_ahead, "on") == 0;
+}
+
 static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
                              attnd_errinfo *info) {
     on_gpu g = {.opts = {
@@ -641,6 +648,7 @@ static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
                     .staging_bytes = conf->staging_bytes,
                     .max_rows = (uint32_t)conf->launch_rows,
                     .spin_us = conf->flag_spin_us,
+                    .ahead = launches_ahead(conf),
                     .deterministic = conf->deterministic,
                     .lost = on_lost,
                     .ctx = s,

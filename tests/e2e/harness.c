@@ -51,11 +51,16 @@ static const char *set_or(const char *name, const char *otherwise) {
 }
 
 static _Noreturn void exec_daemon(const e2e_daemon *d, const char *const *flags, int out) {
-    const char *argv[MAX_FLAGS + 7] = {set_or("ATTND_E2E_BINARY", ATTND_BINARY), "--listen", d->url,
+    const char *argv[MAX_FLAGS + 9] = {set_or("ATTND_E2E_BINARY", ATTND_BINARY), "--listen", d->url,
                                        "--device", set_or("ATTND_E2E_DEVICE", "cpu")};
     int num = 5;
     for (int i = 0; flags && flags[i] && i < MAX_FLAGS; i++) {
         argv[num++] = flags[i];
+    }
+    const char *more = getenv("ATTND_E2E_SET"); // "section.key=value"
+    if (more && more[0]) {
+        argv[num++] = "--set";
+        argv[num++] = more;
     }
     argv[num] = d->keeper ? NULL : "--no-keeper";
     char log[96];

@@ -285,6 +285,33 @@ START_TEST(a_ticket_is_for_a_launch_of_one_request) {
 }
 END_TEST
 
+// Two tenants with equal shares: one's work that the backend did by itself counts as any other.
+START_TEST(what_ran_without_the_scheduler_is_booked) {
+    sched_launch launch = {.run_us = 30, .choice = {.kernel = "own", .why = "x", .rows = 1}};
+    fake_make(&r[0], &shape_a, 0, 1, 100);
+    r[0].req.signal = 64;
+    sched_ran(b.s, &r[0].req, &launch);
+    ck_assert_uint_eq(b.num, 0); // nothing was launched
+    ck_assert(r[0].req.signaled);
+    ck_assert_uint_eq(r[0].req.run_us, 30);
+    sched_info info;
+    sched_get_info(b.s, &info);
+    ck_assert_uint_eq(info.launches, 1);
+    ck_assert_uint_eq(info.requests, 1);
+    ck_assert_uint_eq(info.rows, 1);
+    ck_assert_uint_eq(info.decode_tokens, 1);
+    ck_assert_uint_eq(info.busy_us, 30);
+    ck_assert_str_eq(info.last.kernel, "own");
+    ck_assert(sched_idle(b.s));
+    launch.err = ATTND_ECUDA;
+    sched_ran(b.s, &r[0].req, &launch);
+    ck_assert(!r[0].req.signaled);
+    sched_get_info(b.s, &info);
+    ck_assert_uint_eq(info.decode_tokens, 1);
+    ck_assert_uint_eq(info.requests, 2);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("sched_end");
     TCase *t = with("ending", setup);
@@ -304,6 +331,7 @@ static Suite *suite(void) {
     tcase_add_test(t, a_signal_is_behind_the_last_piece);
     tcase_add_test(t, who_is_canceled_too_late_is_signaled_and_a_failed_launch_signals_nobody);
     tcase_add_test(t, a_ticket_is_for_a_launch_of_one_request);
+    tcase_add_test(t, what_ran_without_the_scheduler_is_booked);
     suite_add_tcase(s, t);
 
     t = with("depth", setup_deep);

@@ -1,0 +1,149 @@
+// Layers that the submit thread begins by itself when their flag comes, without being told by the
+// loop: what they give, and what happens when a cancel, or a client that raises flags as it likes,
+// comes at the same time.
+#include <pthread.h>
+#include <unistd.h>
+
+#include "tests/e2e/service_fixture.h"
+
+// begin_ahead is begin_one with a thread that polls for long, also where it takes turns with the
+// loop.
+static void begin_ahead(play_model *m, play_seq *seq) {
+    begin_with((const char *const[]){"--set", "compute.launch_ahead=on", "--set",
+                                     "server.flag_spin_us=100000", NULL});
+    service_join(&s, path, hello, MIB, FLAGS);
+    *m = play_tiny();
+    play_open(&c, m);
+    play_create(&c, m, seq);
+}
+
+START_TEST(layers_that_the_loop_did_not_start_give_what_the_reference_gives) {
+    enum { ROUNDS = 50 };
+    play_seq seq, other;
+    play_model m;
+    begin_ahead(&m, &seq);
+    play_create(&c, &m, &other);
+    for (int round = 0; round < ROUNDS; round++) {
+        play_step step = open_step(&m, &seq, 1 + (uint32_t)round % 8, 0);
+        proto_attend_all all = service_layout(&step, 0, PAIR);
+        service_send(&s, &all, sizeof(all));
+        for (uint32_t layer = 0; layer < m.layers; layer++) {
+            usleep(500);
+            service_layers(&s, &step, &all, layer, layer + 1);
+        }
+        proto_attend_reply reply = ck_reply(&step);
+        ck_assert_str_eq(reply.kernel, "fake");
+        ck_assert_uint_eq(reply.batch_rows, 1);
+        ATTND_CK_OK(play_commit(&c, &step, NULL, NULL));
+        if (round % 7 == 6) { // launches of the loop's in between
+            play_token(&c, (play_seq *const[]){&other}, 1, 1 + (uint32_t)round % 3);
+        }
+    }
+    double layers = e2e_stat(&c, "service.layers"), ahead = e2e_stat(&c, "service.ahead");
+    ck_assert_double_eq(layers, ROUNDS * m.layers);
+    ck_assert_double_ge(ahead, layers / 2);
+    ck_assert_double_ge(e2e_stat(&c, "service.prepared"), ahead);
+    play_free(&c, &seq);
+    play_free(&c, &other);
+    end();
+}
+END_TEST
+
+START_TEST(a_cancel_meets_a_layer_at_every_stage) {
+    enum { ROUNDS = 200 };
+    play_seq seq;
+    play_model m;
+    begin_ahead(&m, &seq);
+    int after = 0; // the layer was done
+    for (int round = 0; round < ROUNDS; round++) {
+        play_step step = open_step(&m, &seq, 2, 0);
+        proto_attend_all all = service_layout(&step, 0, PAIR);
+        uint64_t id = service_send(&s, &all, sizeof(all));
+        e2e_await_stat(&c, "service.waiting", 1, 5000);
+        usleep((useconds_t)(round % 5) * 100);
+        play_tensors t = play_random(&step);
+        service_write(&s, &step, &all, &t);
+        proto_cancel cancel = {.step = round % 2 ? step.handle : 0, .request = round % 2 ? 0 : id};
+        service_raise(&s, PAIR);
+        usleep((useconds_t)(round % 20) * 5);
+        ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL));
+        const void *reply;
+        proto_error error;
+        ATTND_CK_ERR(service_recv(&s, &reply), ATTND_ECANCELED);
+        memcpy(&error, reply, sizeof(error));
+        ck_assert_int_le(error.detail, 1);
+        ck_assert_msg(service_lower(&s, PAIR, 1000), "round %d: the layer hangs", round);
+        after += error.detail == 1;
+        ck_drains(&all, 1);
+        e2e_await_stat(&c, "service.draining", 0, 1000);
+        if (round % 2 == 0) {
+            cancel = (proto_cancel){.step = step.handle};
+            ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL));
+        }
+        e2e_await_stat(&c, "steps", 0, 1000);
+        play_tensors_fini(&t);
+    }
+    ck_assert_int_gt(after, 0);
+    whole(&m, &seq, 3);
+    play_free(&c, &seq);
+    end();
+}
+END_TEST
+
+static bool scribbles;
+
+static void *scribble(void *arg) {
+    (void)arg;
+    while (__atomic_load_n(&scribbles, __ATOMIC_RELAXED)) {
+        for (uint32_t i = 0; i < 4; i++) {
+            __atomic_store_n(&s.pairs[PAIR + i].ready, i % 2 ? ~0u : 1, __ATOMIC_RELEASE);
+        }
+        usleep(20);
+    }
+    return NULL;
+}
+
+START_TEST(flags_raised_at_random_end_nobody_but_their_client) {
+    play_seq seq, other;
+    play_model m;
+    begin_ahead(&m, &seq);
+    play_create(&c, &m, &other);
+    pthread_t thread;
+    scribbles = true;
+    ck_assert_int_eq(pthread_create(&thread, NULL, scribble, NULL), 0);
+    for (int round = 0; round < 100; round++) {
+        play_step step = open_step(&m, &seq, 1, 0);
+        proto_attend_all all = service_layout(&step, 0, PAIR);
+        service_send(&s, &all, sizeof(all));
+        if (round % 3 == 0) {
+            play_token(&c, (play_seq *const[]){&other}, 1, 1); // is checked
+        }
+        ATTND_CK_OK(service_recv(&s, NULL)); // what it computed means nothing
+        proto_cancel cancel = {.step = step.handle};
+        ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL));
+    }
+    __atomic_store_n(&scribbles, false, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    for (uint32_t i = 0; i < FLAGS; i++) {
+        s.pairs[i] = (proto_flag){.ready = 0};
+    }
+    e2e_await_stat(&c, "steps", 0, 1000);
+    whole(&m, &seq, 2);
+    play_free(&c, &seq);
+    play_free(&c, &other);
+    end();
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *all = suite_create("e2e_service_ahead");
+    TCase *tc = tcase_create("ahead");
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, layers_that_the_loop_did_not_start_give_what_the_reference_gives);
+    tcase_add_test(tc, a_cancel_meets_a_layer_at_every_stage);
+    tcase_add_test(tc, flags_raised_at_random_end_nobody_but_their_client);
+    suite_add_tcase(all, tc);
+    return all;
+}
+
+CHECK_MAIN(suite)
