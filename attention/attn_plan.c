@@ -11,7 +11,9 @@
 // A decode row that is much of its launch is cut in rounds: a split for every worker, all splits of
 // a round together half of the keys that are left (factoring; Hummel, Schonberg, Flynn, 1992).  So
 // there are few states to merge, and yet the last tasks are short: a helper that comes late, or is
-// slower, costs little.
+// slower, costs little.  Each task costs some 5 us beside its keys, so where halves become small
+// the round before the last two takes all but those, if the row is alone: with others its workers
+// would begin that round too far apart.
 //
 // MAX_ROW_COST keeps sums over all rows inside 64 bits.  A task is found from its index by
 // bisection over the running sums, so that a plan takes O(rows) memory however many tiles a long
@@ -28,6 +30,8 @@ enum {
     TASKS_PER_WORKER = 8,
     MIN_TASK_COST = 8192,
     MIN_SPLIT_KEYS = 256,
+    LAST_ROUNDS = 2,   // with splits of the least size
+    SHORT_ROUNDS = 16, // so many times the keys of such a round are no longer halved
     ROUND_PARTS = 64, // a split of a round is no less than this part of what a worker gets of a row
     STATE_ALIGN_FLOATS = 16, // 64 bytes
     NUM_BUCKETS = 256,       // of the order: 64 octaves in quarters
@@ -127,14 +131,15 @@ static int32_t round_keys(const attn_plan_row *r, int64_t left) {
     if (r->round_splits == 0) {
         return r->split_keys;
     }
-    int64_t keys = ceil_div(left, 2 * (int64_t)r->round_splits);
+    int64_t last = LAST_ROUNDS * (int64_t)r->round_splits * r->split_keys;
+    int64_t keys = ceil_div(left <= r->short_keys ? left - last : left / 2, r->round_splits);
     keys = ceil_div(keys, ATTN_STEP_KEYS) * ATTN_STEP_KEYS;
     return keys < r->split_keys ? r->split_keys : (int32_t)keys;
 }
 
 // set_rounds cuts a row in rounds, if it has the keys for them and that gives no more splits than
 // there may be.
-static bool set_rounds(attn_plan_row *r, int32_t workers) {
+static bool set_rounds(attn_plan_row *r, int32_t workers, bool is_alone) {
     int64_t keys = r->key_end - r->key_first;
     int64_t least = ceil_div(MIN_TASK_COST * keys, (int64_t)r->cost);
     int64_t part = keys / (ROUND_PARTS * (int64_t)workers);
@@ -145,6 +150,7 @@ static bool set_rounds(attn_plan_row *r, int32_t workers) {
     }
     r->split_keys = (int32_t)least;
     r->round_splits = workers;
+    r->short_keys = is_alone ? SHORT_ROUNDS * workers * r->split_keys : 0;
     int64_t num = 0;
     for (int64_t left = keys; left > 0;) {
         int64_t each = round_keys(r, left);
@@ -185,7 +191,7 @@ static void set_splits(attn_plan_row *r, const attn_params *p, uint64_t tasks_wa
     } else if (p->num_splits > 0) {
         r->split_keys = (int32_t)ceil_div(r->key_end - r->key_first, p->num_splits);
         r->num_splits = p->num_splits;
-    } else if (tasks != 1 || !is_much || !set_rounds(r, (int32_t)workers)) {
+    } else if (tasks != 1 || !is_much || !set_rounds(r, (int32_t)workers, p->num_rows == 1)) {
         set_equal(r, tasks, tasks_wanted);
     }
     r->num_splits = r->num_splits < 1 ? 1 : r->num_splits;

@@ -268,17 +268,21 @@ static void check_splits(const int32_t *keys, int32_t num) {
 }
 
 // A key of 8 heads of 4 rows costs 64, so that 128 keys are as much as a task has at least.
-START_TEST(a_long_decode_is_cut_in_rounds_of_half_of_what_is_left) {
-    static const int32_t two[] = {1024, 1024, 512, 512, 256, 256, 128, 128, 128, 128};
-    static const int32_t uneven[] = {320, 320, 192, 192, 128, 48}; // steps of 64, the last is cut
-    static const int32_t four[] = {512, 512, 512, 512, 256, 256, 256, 256,
-                                   128, 128, 128, 128, 128, 128, 128, 128};
+START_TEST(a_long_decode_is_cut_in_rounds) {
+    static const int32_t two[] = {1792, 1792, 128, 128, 128, 128};
+    static const int32_t twice[] = {2048, 2048, 1792, 1792, 128, 128, 128, 128};
+    static const int32_t uneven[] = {384, 384, 128, 128, 128, 48}; // steps of 64, the last is cut
+    static const int32_t four[] = {768, 768, 768, 768, 128, 128, 128, 128, 128, 128, 128, 128};
     start(32, 8);
     add(4096, 1);
     make(2);
-    check_splits(two, 10);
+    check_splits(two, 6);
     make(4);
-    check_splits(four, 16);
+    check_splits(four, 12);
+    start(32, 8);
+    add(8192, 1);
+    make(2);
+    check_splits(twice, 8);
     start(32, 8);
     add(1200, 1);
     make(2);
@@ -484,7 +488,7 @@ static Suite *suite(void) {
     tcase_set_timeout(c, 60);
     tcase_add_test(c, every_query_row_meets_every_key_once);
     tcase_add_test(c, no_tile_crosses_a_query_block);
-    tcase_add_test(c, a_long_decode_is_cut_in_rounds_of_half_of_what_is_left);
+    tcase_add_test(c, a_long_decode_is_cut_in_rounds);
     tcase_add_test(c, a_decode_too_short_for_rounds_is_cut_in_equal_splits);
     tcase_add_test(c, rows_in_rounds_even_out_what_comes_before);
     tcase_add_test(c, deterministic_splits_begin_at_multiples_of_1024);
