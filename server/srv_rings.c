@@ -69,7 +69,7 @@ typedef struct conn {
     uint32_t in_flight;
     bool in_turn;     // its clients are woken at the end of the turn
     uint32_t process; // of t->opts.processes when pub.arena
-    bool left;        // it has said that it does nothing with the arena any more
+    bool left;        // it has no descriptor of arena or region, or says that it keeps none
 } conn;
 
 struct srv_rings {
@@ -223,15 +223,17 @@ static bool is_left(const srv_asked *packet, size_t bytes) {
 }
 
 // hear_out looks for that among what has come and was not read: the end of the session can be heard
-// of by its other connection first.
+// of by its other connection first; and the end of a socket in which the client has left something
+// unread is told before what it sent.
 static void hear_out(conn *c) {
     srv_asked packet;
     size_t bytes;
     for (int i = 0; i < PACKETS && !c->left; i++) {
-        if (srv_attach_recv(c->fd, &packet, sizeof(packet), &bytes) != SRV_ATTACH_PACKET) {
+        srv_attach_event event = srv_attach_recv(c->fd, &packet, sizeof(packet), &bytes);
+        if (event == SRV_ATTACH_NONE) {
             return;
         }
-        c->left = is_left(&packet, bytes);
+        c->left = event == SRV_ATTACH_PACKET && is_left(&packet, bytes);
     }
 }
 
@@ -240,7 +242,7 @@ static void close_conn(conn *c) {
     if (!c->open) {
         return;
     }
-    if (c->pub.region) {
+    if (c->pub.region || c->pub.arena) {
         hear_out(c);
     }
     c->open = false;
@@ -523,6 +525,7 @@ static bool send_all(conn *c) {
 static void give(conn *c, attnd_err err, const attnd_errinfo *info) {
     srv_rings *t = c->t;
     if (err) {
+        c->left = true;
         refuse_ring(c, err, info);
         return;
     }
@@ -532,6 +535,7 @@ static void give(conn *c, attnd_err err, const attnd_errinfo *info) {
     if (send_all(c)) {
         close_gifts(&c->gifts);
     } else {
+        c->left = true; // the last packet is the one that counts
         close_conn(c);
     }
 }
@@ -540,6 +544,13 @@ static void on_region_made(srv_region_place *place, attnd_err err, int flags_fd,
                            const attnd_errinfo *made) {
     conn *c = LIST_ENTRY(place, conn, place);
     attnd_errinfo info = *made;
+    if (!c->open) { // both in one turn of the loop; on_conn_closed follows
+        c->left = true;
+        if (!err) {
+            close(flags_fd);
+        }
+        return;
+    }
     if (!err) {
         c->gifts.flags_fd = flags_fd;
         c->pub.region = &place->region;

@@ -197,6 +197,23 @@ START_TEST(a_client_killed_while_its_region_is_made_leaves_nothing) {
 }
 END_TEST
 
+// Leaving at about the moment at which the region is there: now and then the loop hears of both in
+// one turn.
+START_TEST(a_client_that_leaves_as_its_region_comes_leaves_nothing) {
+    setenv("ATTND_SLOW_REGIONS", "1", 1);
+    begin_with(NULL);
+    for (int i = 0; i < 600; i++) {
+        service_client r;
+        ask_only(&r, MIB);
+        usleep((useconds_t)(400 + i % 100 * 20));
+        leave(&r);
+    }
+    ck_nothing();
+    ck_assert_double_ge(e2e_stat(&c, "service.regions_made"), 10);
+    end();
+}
+END_TEST
+
 START_TEST(a_session_that_ends_takes_a_region_under_way_with_it) {
     e2e_client other;
     begin_slow(NULL);
@@ -411,6 +428,22 @@ START_TEST(a_region_counts_until_its_client_lets_go_or_is_gone) {
 }
 END_TEST
 
+// Its process lives on, but it was not given any.
+START_TEST(a_region_that_could_not_be_sent_does_not_count) {
+    begin_slow(NULL);
+    for (int i = 0; i < 3; i++) {
+        service_client r;
+        ask_only(&r, MIB);
+        ck_assert_int_eq(shutdown(r.ring.fd, SHUT_RD), 0);
+        ck_regions(1, MIB, SLOW_MS / 2);
+        ck_nothing();
+        ck_assert_double_eq(e2e_stat(&c, "service.regions_made"), i + 1);
+        ring_client_close(&r.ring);
+    }
+    end();
+}
+END_TEST
+
 // A daemon that stops does not wait for the processes of such clients.
 START_TEST(what_is_kept_does_not_hold_up_the_end) {
     begin();
@@ -430,6 +463,7 @@ static Suite *suite(void) {
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, others_keep_their_latency);
     tcase_add_test(tc, a_client_killed_while_its_region_is_made_leaves_nothing);
+    tcase_add_test(tc, a_client_that_leaves_as_its_region_comes_leaves_nothing);
     tcase_add_test(tc, a_session_that_ends_takes_a_region_under_way_with_it);
     tcase_add_test(tc, the_time_for_hello_begins_when_the_region_is_there);
     tcase_add_test(tc, sigterm_ends_what_is_under_way);
@@ -437,6 +471,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, who_asks_at_once_gets_no_more_than_there_is);
     tcase_add_test(tc, a_region_that_cannot_be_made_does_not_count);
     tcase_add_test(tc, a_region_counts_until_its_client_lets_go_or_is_gone);
+    tcase_add_test(tc, a_region_that_could_not_be_sent_does_not_count);
     tcase_add_test(tc, what_is_kept_does_not_hold_up_the_end);
     suite_add_tcase(suite_of, tc);
     return suite_of;
