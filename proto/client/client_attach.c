@@ -241,9 +241,15 @@ attnd_err client_attach(client_attached *out, const char *path, const proto_atta
         if (out->base) {
             munmap(out->base, out->layout.bytes);
         }
+        client_attach_leave(out->fd); // an answer may be on its way
         close(out->fd);
     }
     return err;
+}
+
+void client_attach_leave(int fd) {
+    proto_attach_left left = {.magic = PROTO_ATTACH_LEFT};
+    (void)!send(fd, &left, sizeof(left), MSG_DONTWAIT | MSG_NOSIGNAL); // it may be gone
 }
 
 void client_attached_close(client_attached *a) {

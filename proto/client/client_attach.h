@@ -26,4 +26,7 @@ attnd_err client_attach(client_attached *out, const char *path, const proto_atta
 // client_attached_close closes the descriptors of arena, region and flags.
 void client_attached_close(client_attached *a);
 
+// client_attach_leave tells the daemon that nothing is kept of what it gave, or may still give.
+void client_attach_leave(int fd);
+
 #endif

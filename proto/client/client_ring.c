@@ -418,17 +418,11 @@ static void await(client_conn *base, uint32_t seen, uint64_t deadline_ms) {
 
 // ---- life
 
-// leave tells the daemon that the arena is unmapped, or that no descriptor of a region is kept.
-static void leave(int fd) {
-    proto_attach_left left = {.magic = PROTO_ATTACH_LEFT};
-    (void)!send(fd, &left, sizeof(left), MSG_DONTWAIT | MSG_NOSIGNAL); // it may be gone
-}
-
 static void lose(client_conn *base) {
     ring_conn *conn = ring_of(base);
     atomic_store(&conn->lost, true);
     if (base->service) {
-        leave(conn->fd); // client_service_close waits for its streams and keeps nothing
+        client_attach_leave(conn->fd); // client_service_close waits for its streams, keeps nothing
     }
     if (!base->engine) {               // else when nothing attends any more: free_conn
         shutdown(conn->fd, SHUT_RDWR); // the session ends now, whoever still holds a reference
@@ -447,7 +441,7 @@ static void free_conn(client_conn *base) {
     ring_conn *conn = ring_of(base);
     if (base->engine) {
         base->engine->close(base->engine_state);
-        leave(conn->fd);
+        client_attach_leave(conn->fd);
     }
     client_service_close(base->service);
     munmap(conn->region, conn->layout.bytes);
@@ -547,7 +541,7 @@ attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint
     if (err) {
         client_attached_close(&a);
         munmap(a.base, a.layout.bytes);
-        leave(a.fd);
+        client_attach_leave(a.fd);
         close(a.fd);
         if (conn) {
             client_conn_fini(&conn->base);

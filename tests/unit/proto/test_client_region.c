@@ -160,6 +160,16 @@ static void stop(void) {
     unlink(f.path);
 }
 
+// heard_left says that the last packet of the client, which has closed, was the one by which it
+// leaves.
+static bool heard_left(void) {
+    proto_attach_left left = {0}, last = {0};
+    while (recv(f.fd, &left, sizeof(left), MSG_DONTWAIT) > 0) {
+        last = left;
+    }
+    return last.magic == PROTO_ATTACH_LEFT;
+}
+
 static int num_fds(void) {
     int num = 0;
     DIR *dir = opendir("/proc/self/fd");
@@ -223,6 +233,7 @@ START_TEST(region_that_is_nonsense_is_refused_and_nothing_kept) {
         client_conn_close(conn);
     }
     ck_assert(closed == (_i == TRUTH));
+    ck_assert(heard_left() == (_i != HANGUP));
     stop();
     ck_assert_int_eq(num_fds(), before);
 }
@@ -233,6 +244,7 @@ START_TEST(region_that_the_engine_does_not_take_is_given_back) {
     open_err = ATTND_ENOTSUP;
     start(TRUTH);
     ATTND_CK_ERR(dial(), ATTND_ENOTSUP);
+    ck_assert(heard_left());
     stop();
     ck_assert_int_eq(num_fds(), before);
 }
