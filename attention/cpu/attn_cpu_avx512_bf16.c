@@ -4,7 +4,7 @@
 // products of bf16 are exact in float32, sums are float32; Q after RoPE and the weights are rounded
 // to bf16 as the plain implementation does that the accuracy bound comes from.
 //
-// Decode stays with the other kernels: it waits for memory, and its conversions are shifts.
+// attn_cpu_avx512_bf16_decode.c has decode.
 //
 // Thread: any.
 #include "attention/cpu/attn_cpu_vec_avx512.h"
@@ -89,5 +89,6 @@ void attn_cpu_avx512_bf16_init(attn_cpu_ops *ops) {
     ops->isa = "avx512_bf16";
     ops->prefill[ATTND_BF16] =
         (attn_cpu_kernel){prefill_pairs, "cpu_avx512_bf16dot_prefill", ATTN_TASK_ROWS};
+    attn_cpu_avx512_bf16_decode_init(ops);
     attn_cpu_avx512_f8_init(ops);
 }

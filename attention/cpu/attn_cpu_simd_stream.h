@@ -149,6 +149,16 @@ SIMD_INLINE void dots_pair(vec sum[VEC_DOTS], const simd_score *x, const char *c
     }
 }
 
+#ifdef SIMD_BF16_HEADER
+#include SIMD_BF16_HEADER
+#else
+// dots_bf16 is for q in pairs (simd_score.terms), which only SIMD_BF16_HEADER makes of it.
+SIMD_INLINE void dots_bf16(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
+                           simd_ahead *ahead, int32_t key, int32_t head_dim, int num_rows) {
+    (void)sum, (void)x, (void)k, (void)ahead, (void)key, (void)head_dim, (void)num_rows;
+}
+#endif
+
 // dots_part does columns [c, c + n), up to a pair, of the keys from key on.
 SIMD_INLINE void dots_part(vec sum[VEC_DOTS], const simd_score *x, const simd_rows *k,
                            simd_ahead *ahead, int32_t key, int32_t c, int32_t n, attnd_dtype dtype,
@@ -186,7 +196,8 @@ SIMD_INLINE vec dot_row(const simd_score *x, const char *row, simd_ahead *ahead,
 SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, simd_ahead *ahead, int32_t key,
                       attnd_dtype dtype, int32_t head_dim, int num_rows) {
     vec sum[VEC_DOTS];
-    if (num_rows == 1) { // K in the order of memory
+    const bool pairs = dtype == ATTND_BF16 && x->terms > 0;
+    if (num_rows == 1 && !pairs) { // K in the order of memory
 #pragma GCC unroll 16
         for (int i = 0; i < VEC_DOTS; i++) {
             sum[i] = dot_row(x, k->row[key + i] + k->offset, ahead, dtype, head_dim);
@@ -198,7 +209,10 @@ SIMD_INLINE void dots(const simd_score *x, const simd_rows *k, simd_ahead *ahead
     for (int i = 0; i < VEC_DOTS; i++) {
         sum[i] = vec_zero();
     }
-    int32_t c = 0;
+    int32_t c = pairs ? head_dim : 0;
+    if (pairs) {
+        dots_bf16(sum, x, k, ahead, key, head_dim, num_rows);
+    }
     for (; c + SIMD_PAIR <= head_dim; c += SIMD_PAIR) {
         dots_part(sum, x, k, ahead, key, c, SIMD_PAIR, dtype, num_rows);
     }
