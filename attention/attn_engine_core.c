@@ -39,6 +39,7 @@ void attn_engine_close(void *state) {
     e->ops->close(e);
     pthread_mutex_destroy(&e->lock);
     free(e->rows);
+    free(e->masks);
     free(e);
 }
 
@@ -402,9 +403,6 @@ static attnd_err check_args(const attn_engine_step *s, const attnd_attend_args *
                           "%u rows, %u new: the step has %u and %u", a->rows, a->new_rows, s->rows,
                           s->new_rows);
     }
-    if (a->block_mask) {
-        return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not in process");
-    }
     uint32_t from = m->layers[a->layer].kv_layer;
     if (from != a->layer && !is_attended(s, from)) {
         return attnd_fail(info, ATTND_EINVAL, "layer",
@@ -472,6 +470,7 @@ static uint32_t fill_rows(attn_engine *e, const attn_engine_step *s, const attnd
         row->q_positions = seen(&s->memory, row->q_positions);
         row->k_positions = seen(&s->memory, row->k_positions);
         row->tree_mask = seen(&s->memory, row->tree_mask);
+        row->block_mask = a->block_mask ? &e->masks[i] : NULL;
     }
     return num;
 }
@@ -483,9 +482,23 @@ static attnd_err make_rows(attn_engine *e, uint32_t num, attnd_errinfo *info) {
             return attnd_fail(info, ATTND_ENOMEM, "engine", "no memory for rows");
         }
         e->rows = rows;
+        attn_block_mask *masks = realloc(e->masks, num * sizeof(*masks));
+        if (!masks) {
+            return attnd_fail(info, ATTND_ENOMEM, "engine", "no memory for masks");
+        }
+        e->masks = masks;
         e->max_rows = num;
     }
     return ATTND_OK;
+}
+
+static attnd_err cut_mask(attn_engine *e, const attn_engine_step *s, const attnd_block_mask *mask,
+                          attnd_errinfo *info) {
+    if (!e->ops->block_masks) {
+        return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not in process on a GPU");
+    }
+    return attn_mask_cut(s->seqs, s->num_seqs, mask->q_block, mask->num_query_blocks, mask->start,
+                         mask->kv_blocks, e->masks, info);
 }
 
 attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,
@@ -494,6 +507,9 @@ attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,
     attnd_err err = check_args(s, args, info);
     if (!err) {
         err = make_rows(e, s->num_seqs, info);
+    }
+    if (!err && args->block_mask) {
+        err = cut_mask(e, s, args->block_mask, info);
     }
     if (err) {
         return err;

@@ -46,6 +46,7 @@ typedef struct attn_engine_step {
 
 // attn_engine_ops is what a kind of memory does.  Called one at a time, under the engine's lock.
 typedef struct attn_engine_ops {
+    bool block_masks; // launches can read the caller's
     // open maps the arena: fills in pool, pool_bytes and backend.
     attnd_err (*open)(attn_engine *e, const attnd_engine_opts *opts, attnd_errinfo *info);
     void (*close)(attn_engine *e); // accepts a half-made one
@@ -79,7 +80,8 @@ struct attn_engine {
     void *backend;
     attn_engine_model *models; // newest first
     attn_engine_step *steps;
-    attn_row *rows; // [max_rows]
+    attn_row *rows;         // [max_rows]
+    attn_block_mask *masks; // [max_rows], of a step's sequences
     uint32_t max_rows;
 };
 

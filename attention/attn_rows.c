@@ -45,3 +45,37 @@ void attn_seq_fill(const attn_seq *s, const attn_shape *shape, const attn_tensor
         row->k_positions = s->positions;
     }
 }
+
+attnd_err attn_mask_cut(const attn_seq *seqs, uint32_t num_seqs, uint32_t q_block,
+                        uint32_t num_query_blocks, const uint32_t *start, const uint32_t *kv_blocks,
+                        attn_block_mask *masks, attnd_errinfo *info) {
+    if (q_block == 0) {
+        return attnd_fail(info, ATTND_EINVAL, "block_mask", "q_block is 0");
+    }
+    if (!start) {
+        return attnd_fail(info, ATTND_EINVAL, "block_mask", "start is NULL");
+    }
+    for (uint32_t b = 0; b < num_query_blocks; b++) {
+        if (start[b + 1] < start[b]) {
+            return attnd_fail(info, ATTND_EINVAL, "block_mask", "start goes down behind %u", b);
+        }
+    }
+    uint64_t first = 0;
+    for (uint32_t i = 0; i < num_seqs; i++) {
+        uint32_t rows = seqs[i].rows;
+        uint64_t num = rows ? (rows - 1) / q_block + 1 : 0;
+        masks[i] = (attn_block_mask){.start = start + first,
+                                     .kv_blocks = kv_blocks,
+                                     .q_block = (int32_t)(q_block < rows ? q_block : rows)};
+        first += num;
+        if (first > num_query_blocks) {
+            break;
+        }
+    }
+    if (first != num_query_blocks) {
+        return attnd_fail(info, ATTND_EINVAL, "block_mask",
+                          "%u query blocks are not ceil(rows / %u) for each sequence",
+                          num_query_blocks, q_block);
+    }
+    return ATTND_OK;
+}

@@ -37,4 +37,12 @@ typedef struct attn_tensors {
 void attn_seq_fill(const attn_seq *s, const attn_shape *shape, const attn_tensors *t,
                    attn_row *row);
 
+// attn_mask_cut gives each sequence of a step its part of a block mask: masks [num_seqs], over the
+// same arrays.  Query blocks of all sequences follow each other, ceil(rows / q_block) for each:
+// start [num_query_blocks + 1].  ATTND_EINVAL: the sequences have another number of query blocks,
+// q_block is 0, or start goes down.  What the lists hold is attn_check's to look at.
+attnd_err attn_mask_cut(const attn_seq *seqs, uint32_t num_seqs, uint32_t q_block,
+                        uint32_t num_query_blocks, const uint32_t *start, const uint32_t *kv_blocks,
+                        attn_block_mask *masks, attnd_errinfo *info);
+
 #endif

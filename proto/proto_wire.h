@@ -280,8 +280,11 @@ typedef struct proto_attend {
 } proto_attend;
 
 // proto_block_mask, then uint32 start [num_query_blocks + 1], then uint32 kv_blocks [start[last]]:
-// per query block the KV blocks it sees, ascending.  Query blocks of all sequences follow each
-// other, ceil(rows / q_block) for each.
+// per query block the KV blocks it sees, ascending: indices of the sequence's blocks (of
+// model_open's block_tokens), new tokens' included.  Query blocks of all sequences follow each
+// other, ceil(rows / q_block) for each.  What it hides is not read.  It lies in the step's memory
+// while the attend runs: EMSGSIZE when that is too small, EBUSY when masks of other attends are
+// there.
 typedef struct proto_block_mask {
     uint32_t q_block;          // 0: query rows a query block, >= 1
     uint32_t num_query_blocks; // 4

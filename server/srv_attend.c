@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "proto/clock.h"
+#include "server/srv_block_mask.h"
 #include "server/srv_stage.h"
 
 static void set_bit(uint64_t *set, uint32_t layer) {
@@ -34,6 +35,7 @@ static void fill_row(const srv_request *rq, uint32_t seq_idx, attn_row *row) {
     attn_seq_fill(&step->seqs[seq_idx], &m->shape, &a->tensors, row);
     row->flags |= a->flags & PROTO_ATTEND_PARTIAL ? ATTN_PARTIAL : 0;
     row->flags |= a->on_device ? SRV_STAGE_ON_DEVICE : 0;
+    row->block_mask = a->masks ? &a->masks[seq_idx] : NULL;
     row->table = kv_step_table(rq->session->core->kv, step->handle, seq_idx,
                                m->layers[a->layer].group, &num_entries);
 }
@@ -175,7 +177,13 @@ static attnd_err read_ask(srv_request *rq, srv_step *step, const srv_attend_ask 
     if (!err && step->rows && !a->tensors.q) {
         err = attnd_fail(info, ATTND_EINVAL, "q", "%u rows are to be attended", step->rows);
     }
-    return err ? err : read_kv(rq, ask, info);
+    if (!err) {
+        err = read_kv(rq, ask, info);
+    }
+    if (!err && ask->block_mask_off) {
+        err = srv_block_mask_read(rq->session->core, rq, ask->block_mask_off, ask->fixed, info);
+    }
+    return err;
 }
 
 // make_reply lays the reply out: fixed part, out, lse, lens.  Offsets count from the header.
@@ -231,6 +239,7 @@ static void finish(srv_core *core, srv_request *rq, attnd_err err, const attn_ch
     srv_attend_state *a = &rq->attend;
     srv_step *step = a->step;
     rq->cancel = NULL;
+    srv_block_mask_drop(rq);
     clear_bit(step->attending, a->layer);
     if (!err && !srv_layer_bit(step->attended, a->layer)) {
         set_bit(step->attended, a->layer);
@@ -307,6 +316,7 @@ void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_atten
         err = make_reply(rq, ask, &info);
     }
     if (err) {
+        srv_block_mask_drop(rq);
         ask->done(rq, err, NULL, &info);
     } else {
         run(core, rq, ask->copies, ask->num_copies);

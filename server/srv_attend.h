@@ -10,7 +10,8 @@
 typedef struct srv_attend_ask {
     uint32_t layer, flags; // PROTO_ATTEND_*
     const proto_tensor *q, *k, *v;
-    size_t fixed;          // bytes of the body in front of the tensors
+    size_t fixed; // bytes of the body in front of the tensors
+    uint32_t block_mask_off;
     uint32_t num_lens;     // committed lengths that the reply ends with; 0 = none
     bool recompute;        // the step is read only, though k and v may be there: ignore them
     const kv_copy *copies; // to run first

@@ -72,7 +72,8 @@ static void check_device(const srv_conf *conf, srv_conf_errors *errors) {
         srv_conf_error(errors, "%s", info.text);
         return;
     }
-    uint64_t least = srv_stage_min_bytes(conf->max_seq_blocks, conf->message_bytes);
+    uint64_t least =
+        srv_stage_min_bytes(conf->max_seq_blocks, conf->step_bytes, conf->message_bytes);
     if (ordinal >= 0 && conf->threads) {
         srv_conf_error(errors, "compute.threads is for the CPU, compute.device is %.32s",
                        conf->device);

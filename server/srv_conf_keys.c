@@ -186,7 +186,8 @@ const srv_conf_key srv_conf_keys[] = {
     {"limits", "step_rows", SRV_CONF_COUNT, CONF(step_rows), "65536", 1, 65536, NULL, false,
      "Query rows of one step, all its sequences."},
     {"limits", "step_memory", SRV_CONF_SIZE, CONF(step_bytes), "1MiB", KIB, GIB, NULL, false,
-     "Memory of one step for its token ids, positions, tree masks and moves of accepted rows."},
+     "Memory of one step for its token ids, positions, tree and block masks and moves of accepted "
+     "rows."},
     {"limits", "queue", SRV_CONF_COUNT, CONF(queue), "4096", 1, 1u << 20, NULL, false,
      "Attends that wait for the compute threads, all clients."},
     {"limits", "tenant_queue", SRV_CONF_COUNT, CONF(tenant_queue), "2048", 1, 1u << 20, NULL, false,

@@ -18,10 +18,6 @@ static attnd_err read_attend(srv_core *core, srv_request *rq, proto_attend *body
     if (!err) {
         err = proto_check_zero(body->reserved, "reserved", info);
     }
-    if (!err && body->block_mask_off) {
-        err = attnd_fail(info, ATTND_ENOTSUP, "block_mask_off",
-                         "block masks are not supported by this daemon");
-    }
     if (err) {
         return err;
     }
@@ -55,5 +51,6 @@ SRV_HANDLER(attend) {
                                  .k = &body.k,
                                  .v = &body.v,
                                  .fixed = sizeof(body),
+                                 .block_mask_off = body.block_mask_off,
                                  .done = done});
 }

@@ -57,6 +57,7 @@ typedef struct srv_attend_state {
     uint32_t layer;
     uint32_t flags;            // PROTO_ATTEND_*
     attn_tensors tensors;      // q, k, v in the message, out and lse in the reply; or in the region
+    attn_block_mask *masks;    // [step->num_seqs], in the step's memory; NULL = none
     bool on_device;            // they are in the region
     uint64_t signal;           // as in sched_req
     srv_armed *armed;          // attend_all: the call

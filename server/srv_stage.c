@@ -254,14 +254,16 @@ static bool put_mask(srv_stage *s, const attn_row *row, attn_row *r) {
 static bool put_block_mask(srv_stage *s, const attn_row *row, attn_row *r) {
     const attn_block_mask *mask = row->block_mask;
     attn_block_mask *m = &s->masks[s->num_rows];
-    if (!mask) {
+    if (!mask || r->q_count == 0) { // the lists may go beyond the part's kv_len
+        r->block_mask = NULL;
         return true;
     }
     *m = *mask;
     r->block_mask = m;
-    int64_t num = (row->q_len + mask->q_block - 1) / mask->q_block;
+    int64_t num = ((int64_t)row->q_len + mask->q_block - 1) / mask->q_block;
+    int64_t first = mask->start[0]; // behind the lists of sequences before
     return put_words(s, mask->start, 0, num + 1, sizeof(uint32_t), (const void **)&m->start) &&
-           put_words(s, mask->kv_blocks, 0, mask->start[num], sizeof(uint32_t),
+           put_words(s, mask->kv_blocks, first, mask->start[num] - first, sizeof(uint32_t),
                      (const void **)&m->kv_blocks);
 }
 

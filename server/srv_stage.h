@@ -49,11 +49,13 @@ attnd_err srv_stage_init(srv_stage *s, const attn_device_buffer *buffer, uint32_
 void srv_stage_fini(srv_stage *s);
 
 // srv_stage_min_bytes returns a size that one query token with everything of its row always fits,
-// with tables of max_entries, in replies of up to reply_bytes.  One token of the largest model
-// takes 4 MiB (q, k, v and out of 1024 heads of 256 floats), a tree mask 8 KiB.  lse is laid out
-// for all query tokens of a row; a reply that has it has out too, at least four times as large.
-static inline uint64_t srv_stage_min_bytes(uint64_t max_entries, uint64_t reply_bytes) {
-    return (8u << 20) + max_entries * sizeof(uint32_t) + reply_bytes / 5;
+// with tables of max_entries, masks and positions of up to step_bytes, in replies of up to
+// reply_bytes.  One token of the largest model takes 4 MiB (q, k, v and out of 1024 heads of 256
+// floats).  lse is laid out for all query tokens of a row; a reply that has it has out too, at
+// least four times as large.
+static inline uint64_t srv_stage_min_bytes(uint64_t max_entries, uint64_t step_bytes,
+                                           uint64_t reply_bytes) {
+    return (8u << 20) + max_entries * sizeof(uint32_t) + step_bytes + reply_bytes / 5;
 }
 
 // srv_stage_cursor says how far a launch has been filled in.  All zero: nothing.

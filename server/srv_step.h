@@ -69,6 +69,8 @@ struct srv_step {
     uint64_t attended[SRV_LAYER_WORDS], attending[SRV_LAYER_WORDS]; // a bit a layer
     uint8_t *memory;                                                // [steps.memory_bytes]
     size_t memory_used, memory_mark; // mark: before the commit under way
+    uint32_t num_masks; // block masks of attends under way (srv_block_mask.h), which lie in memory
+    size_t masks_mark;  // from here on
     // opening: the request that wants it, the id its reply is kept under, and who is told
     srv_request *request;
     uint64_t kept_id; // 0 = none

@@ -117,6 +117,9 @@ typedef struct outputs {
     float lse[LAYERS][HEADS * MAX_ROWS];
 } outputs;
 
+// attend_mask is that of the attends that follow, NULL = none.
+static const attnd_block_mask *attend_mask;
+
 static inline attnd_err attend(player *p, uint64_t step, uint32_t layer, uint32_t first,
                                uint32_t rows, bool new, outputs *o) {
     float q[MAX_ROWS * Q_ROW], k[MAX_ROWS * K_ROW], v[MAX_ROWS * V_ROW];
@@ -141,7 +144,8 @@ static inline attnd_err attend(player *p, uint64_t step, uint32_t layer, uint32_
                               .k = appends ? k : NULL,
                               .v = appends ? v : NULL,
                               .out = o->out[layer],
-                              .lse = o->lse[layer]};
+                              .lse = o->lse[layer],
+                              .block_mask = attend_mask};
     return attnd_attend(p->c, &args, NULL, &info);
 }
 

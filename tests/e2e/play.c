@@ -265,17 +265,36 @@ static void add_tensors(e2e_buf *b, const play_step *s, uint32_t layer, const pl
     }
 }
 
+static uint32_t add_mask(e2e_buf *b, const play_mask *mask) {
+    proto_block_mask head = {mask->q_block, mask->num};
+    uint32_t num_blocks = mask->start[mask->num];
+    size_t words = 2 + mask->num + 1 + num_blocks;
+    uint32_t *all = malloc(words * sizeof(*all));
+    ck_assert_ptr_nonnull(all);
+    memcpy(all, &head, sizeof(head));
+    memcpy(all + 2, mask->start, (mask->num + 1) * sizeof(*all));
+    memcpy(all + 2 + mask->num + 1, mask->kv_blocks, num_blocks * sizeof(*all));
+    uint32_t off = e2e_buf_add(b, all, words * sizeof(*all));
+    free(all);
+    return off;
+}
+
 void play_attend_body(e2e_buf *b, uint64_t id, const play_step *s, uint32_t layer, uint32_t flags,
                       const play_tensors *t) {
     proto_attend body = {.step = s->handle, .layer = layer, .flags = flags};
     e2e_buf_init(b, PROTO_ATTEND, id, &body, sizeof(body));
     add_tensors(b, s, layer, t, &body.q, &body.k, &body.v);
+    if (s->mask) {
+        body.block_mask_off = add_mask(b, s->mask);
+    }
     e2e_buf_set(b, 0, &body, sizeof(body));
     e2e_buf_seal(b);
 }
 
-static attn_shape mirror_shape(const play_model *m) {
-    return (attn_shape){
+// mirror_shape is that of a mirror as one block; or, masked, of blocks of the model's tokens, which
+// then are table entries one behind the other.
+static attn_shape mirror_shape(const play_model *m, bool masked) {
+    attn_shape shape = {
         .q_dtype = ATTND_F32,
         .kv_dtype = ATTND_F32,
         .q_heads = (int32_t)m->q_heads,
@@ -289,12 +308,36 @@ static attn_shape mirror_shape(const play_model *m) {
         .stride_v_head = (int64_t)PLAY_MAX_TOKENS * m->v_head_dim,
         .block_stride = mirror_floats(m) * sizeof(float),
     };
+    if (masked) {
+        ck_assert_uint_eq(m->head_dim, m->v_head_dim);
+        shape.block_tokens = (int32_t)m->block_tokens;
+        shape.block_stride = (uint64_t)m->block_tokens * m->head_dim * sizeof(float);
+    }
+    return shape;
+}
+
+// mask_of returns where the query blocks of a part begin.
+static attn_block_mask mask_of(const play_step *s, uint32_t part) {
+    uint32_t first = 0, rows = play_rows(&s->parts[part]), q_block = s->mask->q_block;
+    for (uint32_t i = 0; i < part; i++) {
+        uint32_t before = play_rows(&s->parts[i]);
+        first += before ? (before - 1) / q_block + 1 : 0;
+    }
+    q_block = q_block < rows ? q_block : rows;
+    return (attn_block_mask){s->mask->start + first, s->mask->kv_blocks, (int32_t)q_block};
 }
 
 static void reference(const play_step *s, uint32_t layer, uint32_t part, const float *q,
                       const float *k, const float *v, double *out, double *lse) {
-    static const uint32_t table[1] = {0};
+    static uint32_t table[PLAY_MAX_TOKENS];
+    for (uint32_t i = 0; i < PLAY_MAX_TOKENS; i++) {
+        table[i] = i;
+    }
     const play_model *m = s->model;
+    attn_block_mask mask = {.q_block = 0};
+    if (s->mask) {
+        mask = mask_of(s, part);
+    }
     const play_part *p = &s->parts[part];
     const play_layer *l = &m->layer[layer];
     bool own = l->kv_layer == layer;
@@ -328,11 +371,12 @@ static void reference(const play_step *s, uint32_t layer, uint32_t part, const f
         .q_positions = positions,
         .k_positions = own && p->new_len ? positions : NULL,
         .tree_mask = p->tree,
+        .block_mask = s->mask ? &mask : NULL,
     };
-    attn_params params = {.shape = mirror_shape(m),
+    attn_params params = {.shape = mirror_shape(m, s->mask != NULL),
                           .pool = p->seq->mirror[l->kv_layer],
                           .pool_bytes = mirror_floats(m) * sizeof(float),
-                          .num_blocks = 1,
+                          .num_blocks = s->mask ? PLAY_MAX_TOKENS / m->block_tokens : 1,
                           .rows = &row,
                           .num_rows = 1};
     attnd_errinfo info = {.text = ""};

@@ -56,12 +56,19 @@ typedef struct play_part {
     uint32_t cached;          // filled by play_step_open
 } play_part;
 
+// play_mask is a block mask of a step, as in proto_block_mask; start [num + 1].
+typedef struct play_mask {
+    uint32_t q_block, num;
+    const uint32_t *start, *kv_blocks;
+} play_mask;
+
 // play_step is an open step.
 typedef struct play_step {
     uint64_t handle;
     const play_model *model;
     play_part parts[PLAY_MAX_SEQS];
     uint32_t num, rows, new_rows;
+    const play_mask *mask; // of the attends that follow; NULL = none.  head_dim = v_head_dim then
 } play_step;
 
 uint32_t play_rows(const play_part *p); // query rows, of the step that is opened or open

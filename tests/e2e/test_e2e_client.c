@@ -1,4 +1,5 @@
 // libattnd against a real daemon, over NNG (loop index 0) and over a ring (1).
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,8 +26,10 @@ static void connect_over(int which) {
     ck_assert_int_eq(attnd_get_transport(c), transports[which]);
 }
 
-static void open_model(void) {
-    attnd_model_opts opts = {.name = "m",
+// open_model opens one with so many tokens a block, 0 = the daemon's choice.
+static void open_model(const char *name, uint32_t block_tokens) {
+    attnd_model_opts opts = {.name = name,
+                             .block_tokens = block_tokens,
                              .dtype = ATTND_F32,
                              .kv_dtype = ATTND_F32,
                              .layers = LAYERS,
@@ -48,7 +51,7 @@ static void teardown(void) {
 
 static void begin(int which) {
     connect_over(which);
-    open_model();
+    open_model("m", 0);
 }
 
 typedef struct tensors {
@@ -250,15 +253,52 @@ START_TEST(step_carries_the_commit_of_the_one_before) {
 }
 END_TEST
 
-START_TEST(block_mask_is_sent) {
+// masked_row is attention of row i, head h over the keys that seen says, literally.
+static double masked_row(const tensors *t, int i, int h, int dim, const bool *seen) {
+    double sum = 0, out = 0;
+    for (int j = 0; j <= i; j++) {
+        double x = 0;
+        for (int e = 0; e < DIM; e++) {
+            x += (double)t->q[(i * HEADS + h) * DIM + e] *
+                 (double)t->k[(j * KV_HEADS + h / 2) * DIM + e];
+        }
+        double p = seen[j] ? exp(x / sqrt(DIM)) : 0;
+        sum += p;
+        out += p * (double)t->v[(j * KV_HEADS + h / 2) * DIM + dim];
+    }
+    return sum > 0 ? out / sum : 0;
+}
+
+// 40 rows in query blocks of 16, over blocks of 16 tokens.
+START_TEST(a_block_mask_is_kept_to) {
+    enum { ROWS = 40, BLOCK = 16 };
     static tensors t;
+    static const uint32_t start[] = {0, 1, 2, 4}, blocks[] = {0, 0, 0, 2};
+    static const bool sees[3][3] = {{true}, {true}, {true, false, true}}; // of the same
     begin(_i);
-    const uint32_t start[] = {0, 1}, blocks[] = {0};
-    attnd_block_mask mask = {16, 1, start, blocks};
-    attnd_attend_args a = args_of(&t, open_step(create_seq(), 3), 0, 3);
+    open_model("of 16", BLOCK);
+    fill(&t, 9);
+    uint64_t seq = create_seq();
+    attnd_block_mask mask = {BLOCK, 3, start, blocks};
+    attnd_attend_args a = args_of(&t, open_step(seq, ROWS), 0, ROWS);
     a.block_mask = &mask;
-    ATTND_CK_ERR(attnd_attend(c, &a, NULL, &info), ATTND_ENOTSUP); // by the daemon
-    ck_assert_str_eq(info.field, "block_mask_off");
+    ATTND_CK_OK(attnd_attend(c, &a, NULL, &info));
+    for (int i = 0; i < ROWS; i++) {
+        bool seen[ROWS];
+        for (int j = 0; j < ROWS; j++) {
+            seen[j] = sees[i / BLOCK][j / BLOCK];
+        }
+        for (int h = 0; h < HEADS; h++) {
+            for (int e = 0; e < DIM; e++) {
+                double want = masked_row(&t, i, h, e, seen);
+                double got = (double)t.out[(i * HEADS + h) * DIM + e];
+                ck_assert_msg(fabs(got - want) < 1e-6, "row %d: %g, not %g", i, got, want);
+            }
+        }
+    }
+    mask.num_query_blocks = 2;
+    ATTND_CK_ERR(attnd_attend(c, &a, NULL, &info), ATTND_EINVAL);
+    ck_assert_str_eq(info.field, "block_mask");
     attnd_close(c);
 }
 END_TEST
@@ -381,7 +421,7 @@ START_TEST(daemon_that_restarts_is_found_again_and_the_session_is_lost) {
     ck_assert_int_eq(attnd_get_transport(c), transports[_i]);
     a.model = (uint32_t)old;
     ATTND_CK_ERR(attnd_attend(c, &a, &ran, &info), ATTND_ENOENT); // the models are forgotten
-    open_model();
+    open_model("m", 0);
     step = open_step(create_seq(), 2);
     attnd_attend_args direct = {.step = step, .model = model, .rows = 2, .new_rows = 2};
     direct.buffers = b;
@@ -455,7 +495,7 @@ static void start_with_attach(const char *attach) {
 START_TEST(attach_socket_elsewhere_is_found_by_hello) {
     start_with_attach(NULL);
     connect_over(1);
-    open_model();
+    open_model("m", 0);
     attnd_close(c);
     ATTND_CK_OK(attnd_connect(&c, d.url, NULL, &info));
     ck_assert_int_eq(attnd_get_transport(c), ATTND_TRANSPORT_RING);
@@ -488,7 +528,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(tc, close_calls_back_what_was_started, 0, 2);
     tcase_add_loop_test(tc, close_returns_whenever_it_comes, 0, 2);
     tcase_add_loop_test(tc, step_carries_the_commit_of_the_one_before, 0, 2);
-    tcase_add_loop_test(tc, block_mask_is_sent, 0, 2);
+    tcase_add_loop_test(tc, a_block_mask_is_kept_to, 0, 2);
     tcase_add_loop_test(tc, cancel_ends_a_step_that_waits_for_blocks, 0, 2);
     tcase_add_loop_test(tc, threads_share_a_client, 0, 2);
     tcase_add_loop_test(tc, reconnect_without_a_loss_does_nothing, 0, 2);

@@ -64,6 +64,49 @@ START_TEST(outputs_have_the_bits_of_the_daemons) {
 }
 END_TEST
 
+// With masks: two sequences, in query blocks of 12 over blocks of 8 tokens; then tokens.
+START_TEST(masked_outputs_have_the_bits_of_the_daemons) {
+    enum { STEPS = 5, ROWS = 60 };
+    static outputs all[2][STEPS];
+    static const uint32_t start[] = {0, 1, 2, 5, 6, 7, 8}, blocks[] = {0, 1, 0, 2, 4, 0, 1, 3};
+    static const uint32_t of_token[] = {0, 3}, blocks_of_token[] = {0, 2, 4};
+    const attnd_block_mask prompts = {12, 6, start, blocks};
+    const attnd_block_mask token = {1, 1, of_token, blocks_of_token};
+    e2e_start(&d, flags);
+    for (int here = 0; here < 2; here++) {
+        player p;
+        uint64_t other = 0;
+        begin(&p, here);
+        ATTND_CK_OK(attnd_seq_create(p.c, p.model, &other, &info));
+        attnd_step_seq s[2] = {{.seq = p.seq, .new_len = 36}, {.seq = other, .new_len = 24}};
+        uint64_t step = 0;
+        attend_mask = &prompts; // the last two query blocks are the other's, which has 3 KV blocks
+        step = open_step(&p, s, 2);
+        ATTND_CK_ERR(attend(&p, step, 0, 0, ROWS, true, &all[here][0]), ATTND_EINVAL);
+        ck_assert_str_eq(info.field, "block_mask");
+        const attnd_block_mask good = {12, 5, start, blocks};
+        attend_mask = &good;
+        attend_all(&p, step, 0, ROWS, true, &all[here][0]);
+        attnd_accept accept[2] = {{.accepted = 36}, {.accepted = 24}};
+        uint32_t lens[2];
+        ATTND_CK_OK(attnd_step_commit(p.c, step, accept, 2, lens, &info));
+        attend_mask = &token;
+        for (uint32_t i = 1; i < STEPS; i++) {
+            attnd_step_seq one = {.seq = p.seq, .new_len = 1};
+            step = open_step(&p, &one, 1);
+            attend_all(&p, step, 100 + i, 1, true, &all[here][i]);
+            commit(&p, step, (attnd_accept){.accepted = 1}, 36 + i);
+        }
+        attend_mask = NULL;
+        attnd_close(p.c);
+        await_stat("blocks.in_use", 0, 1000);
+    }
+    ck_assert_mem_eq(all[0], all[1], sizeof(all[0]));
+    ck_assert(memcmp(all[0][1].out, all[0][2].out, sizeof(all[0][1].out[0])) != 0);
+    e2e_stop(&d);
+}
+END_TEST
+
 // Blocks behind the window of layer 1 (13 tokens, and 64 that are kept) come free: the tables have
 // none there, and outputs are the same.
 START_TEST(outputs_have_the_bits_of_the_daemons_behind_a_window) {
@@ -229,7 +272,7 @@ START_TEST(wrong_attends_are_refused_by_name) {
         const char *field;
     } bad[] = {{good, ATTND_EINVAL, "rows"},  {good, ATTND_EINVAL, "new_rows"},
                {good, ATTND_EINVAL, "layer"}, {good, ATTND_EINVAL, "k"},
-               {good, ATTND_EINVAL, "q"},     {good, ATTND_ENOTSUP, "block_mask"},
+               {good, ATTND_EINVAL, "q"},     {good, ATTND_EINVAL, "block_mask"},
                {good, ATTND_EINVAL, "model"}, {good, ATTND_ESTALE, "step"}};
     bad[0].a.rows = 3;
     bad[1].a.new_rows = 1;
@@ -256,6 +299,7 @@ static Suite *suite(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, setup, NULL);
     tcase_add_test(tc, outputs_have_the_bits_of_the_daemons);
+    tcase_add_test(tc, masked_outputs_have_the_bits_of_the_daemons);
     tcase_add_test(tc, outputs_have_the_bits_of_the_daemons_behind_a_window);
     tcase_add_test(tc, both_ways_share_a_sequence);
     tcase_add_test(tc, a_cached_prefix_has_no_rows);

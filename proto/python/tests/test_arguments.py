@@ -198,10 +198,17 @@ def test_no_room(client: attnd.Client, seq: attnd.Sequence) -> None:
         client.step([seq.append(1, reserve=10**8)])
 
 
-def test_block_mask_is_refused_by_name(step: attnd.Step) -> None:
-    with pytest.raises(attnd.Error) as e:
-        step.attend(0, q, k, v, block_mask=attnd.BlockMask(16, [[0]]))
-    assert (e.value.code, e.value.field) == (attnd.ErrorCode.ENOTSUP, "block_mask_off")
+@pytest.mark.parametrize("mask", [
+    attnd.BlockMask(0, [[0]]),
+    attnd.BlockMask(16, []),
+    attnd.BlockMask(1, [[0]]),
+    attnd.BlockMask(16, [[1]]),
+    attnd.BlockMask(16, [[0, 0]]),
+])
+def test_a_bad_block_mask_is_refused(step: attnd.Step, mask: attnd.BlockMask) -> None:
+    with pytest.raises(attnd.InvalidError) as e:
+        step.attend(0, q, k, v, block_mask=mask)
+    assert e.value.field == "block_mask"
 
 
 def test_buffers_are_refused(client: attnd.Client, model: attnd.Model, step: attnd.Step) -> None:

@@ -164,6 +164,23 @@ def test_tree_and_path(client: attnd.Client) -> None:
         check(step.attend(0, q), attention(q, kept_k, kept_v, 10)[0])
 
 
+def test_block_mask(client: attnd.Client) -> None:
+    model = open_model(client, block_tokens=16)
+    a, b = model.sequence(), model.sequence()
+    q, k, v = qkv(60)
+    lists = [[0], [1, 2], [], [0, 1], [1]]  # of a's 40 rows in blocks of 16, and of b's 20
+    out = None
+    with client.step([a.append(40), b.append(20)]) as step:
+        out, lse = step.attend(0, q, k, v, lse=True, block_mask=attnd.BlockMask(16, lists))
+    for first, count, own in ((0, 40, lists[:3]), (40, 20, lists[3:])):
+        rows = slice(first, first + count)
+        blocks = np.arange(count) // 16
+        seen = np.array([np.isin(blocks, own[i // 16]) for i in range(count)])
+        want, want_lse = attention(q[rows], k[rows], v[rows], 0, visible=seen)
+        check(out[rows], want)
+        check(lse[:, rows], want_lse)
+
+
 def test_fork_truncate_and_fewer_accepted(client: attnd.Client) -> None:
     model = open_model(client)
     seq = model.sequence()

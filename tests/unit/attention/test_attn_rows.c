@@ -50,11 +50,39 @@ START_TEST(a_row_points_at_its_sequences_part_of_the_tensors) {
 }
 END_TEST
 
+START_TEST(a_block_mask_is_cut_where_sequences_end) {
+    static const attn_seq seqs[4] = {{.rows = 20}, {.rows = 0}, {.rows = 1}, {.rows = 9}};
+    static const uint32_t start[6] = {0, 2, 2, 3, 5, 6}, blocks[6] = {0, 1, 0, 0, 1, 0};
+    attn_block_mask m[4];
+    attnd_errinfo info;
+    ATTND_CK_OK(attn_mask_cut(seqs, 4, 8, 6, (uint32_t[7]){0, 0, 0, 0, 0, 0, 0}, blocks, m, &info));
+    ck_assert_int_eq(m[0].q_block, 8); // 3 + 0 + 1 + 2 query blocks
+    ATTND_CK_OK(attn_mask_cut(seqs, 4, 9, 5, start, blocks, m, &info)); // 3 + 0 + 1 + 1
+    ck_assert_ptr_eq(m[0].start, start);
+    ck_assert_ptr_eq(m[2].start, start + 3);
+    ck_assert_ptr_eq(m[3].start, start + 4);
+    ck_assert_ptr_eq(m[3].kv_blocks, blocks);
+    ck_assert_int_eq(m[2].q_block, 1); // no larger than its rows
+    ck_assert_int_eq(m[3].q_block, 9);
+    ATTND_CK_OK(attn_mask_cut(seqs, 4, UINT32_MAX, 3, start, blocks, m, &info));
+    ck_assert_int_eq(m[0].q_block, 20);
+    ATTND_CK_ERR(attn_mask_cut(seqs, 4, 9, 4, start, blocks, m, &info), ATTND_EINVAL);
+    ATTND_CK_ERR(attn_mask_cut(seqs, 4, 10, 5, start, blocks, m, &info), ATTND_EINVAL);
+    ATTND_CK_ERR(attn_mask_cut(seqs, 4, 0, 5, start, blocks, m, &info), ATTND_EINVAL);
+    ATTND_CK_ERR(attn_mask_cut(seqs, 4, 9, 5, NULL, blocks, m, &info), ATTND_EINVAL);
+    static const uint32_t down[6] = {0, 2, 2, 3, 2, 6};
+    ATTND_CK_ERR(attn_mask_cut(seqs, 4, 9, 5, down, blocks, m, &info), ATTND_EINVAL);
+    ck_assert_str_eq(info.field, "block_mask");
+    ATTND_CK_OK(attn_mask_cut(seqs + 1, 1, 4, 0, start, blocks, m, &info)); // no rows, no blocks
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("attn_rows");
     TCase *tc = tcase_create("attn_rows");
     tcase_add_test(tc, sequences_lie_behind_each_other_and_cached_tokens_have_no_rows);
     tcase_add_test(tc, a_row_points_at_its_sequences_part_of_the_tensors);
+    tcase_add_test(tc, a_block_mask_is_cut_where_sequences_end);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -557,12 +557,12 @@ START_TEST(keys_that_contradict_each_other_are_refused) {
 END_TEST
 
 // The keys of the CPU are not ignored beside a GPU, and one token with its table must fit a buffer:
-// 8 MiB, a fifth of a message of 64 MiB, and 8192 entries are 21843148 bytes.
+// 8 MiB, a fifth of a message of 64 MiB, 8192 entries and masks of 1 MiB are 22891724 bytes.
 START_TEST(a_gpu_wants_its_own_keys) {
     ATTND_CK_OK(srv_conf_set(&conf, "compute.device", "cuda:0", &info));
-    ATTND_CK_OK(srv_conf_set(&conf, "compute.staging", "21843148", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.staging", "22891724", &info));
     ATTND_CK_OK(srv_conf_check(&conf, &errors));
-    ATTND_CK_OK(srv_conf_set(&conf, "compute.staging", "21843147", &info));
+    ATTND_CK_OK(srv_conf_set(&conf, "compute.staging", "22891723", &info));
     ATTND_CK_OK(srv_conf_set(&conf, "compute.threads", "2", &info));
     ATTND_CK_OK(srv_conf_set(&conf, "compute.isa", "scalar", &info));
     ATTND_CK_ERR(srv_conf_check(&conf, &errors), ATTND_EINVAL);
