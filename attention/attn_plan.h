@@ -63,7 +63,7 @@ typedef struct attn_plan_row {
     int32_t split_keys, num_splits;
     int32_t round_splits; // 0: all splits have split_keys keys; else they come in rounds of so
                           // many, each half of the keys that are left, and split_keys is the least
-    int32_t short_keys; // when no more are left, a round has all but those of two of the least
+    int32_t short_keys;   // when no more are left, a round has all but those of two of the least
     uint64_t num_tasks;
     uint64_t cost;         // keys * heads * (rows + ROW_COST), see attn_plan.c
     uint64_t state_first;  // floats, when spread
