@@ -179,7 +179,8 @@ class Model:
         return Sequence(self, number.value, 0)
 
     def attach(self, name: str) -> Sequence:
-        """Takes over a sequence of this model that was kept under a name."""
+        """Takes over a sequence of this model that was kept under a name.  BusyError while another
+        session holds it; one that was just closed does until the daemon hears of it."""
         number, length = ctypes.c_uint64(), ctypes.c_uint32()
         self.client.call_in(
             self.epoch,
