@@ -108,7 +108,7 @@ void attn_cpu_scalar_init(attn_cpu_ops *ops);
 void attn_cpu_avx2_init(attn_cpu_ops *ops);
 void attn_cpu_avx512_init(attn_cpu_ops *ops);
 void attn_cpu_avx512_bf16_init(attn_cpu_ops *ops);
-void attn_cpu_avx512_f8_init(attn_cpu_ops *ops); // its decode of F8E4M3
+void attn_cpu_avx512_f8_init(attn_cpu_ops *ops);          // its decode of F8E4M3
 void attn_cpu_avx512_bf16_decode_init(attn_cpu_ops *ops); // and of bf16
 void attn_cpu_neon_init(attn_cpu_ops *ops);
 

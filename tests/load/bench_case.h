@@ -9,7 +9,8 @@
 // ragged 128), kv_len (prefill, full: q_len), q_len (1), new (0): the last so many keys are
 // appended by the launch, and these and the queries are rotated (RoPE); head_dim (128), block
 // (tokens; 64), fused (0; 1: queries and new keys and values are slices of what one projection
-// writes, [tokens, q_heads + 2 kv_heads, head_dim]).  "decode bf16 32/8 kv_len 32768".  No state; any thread.
+// writes, [tokens, q_heads + 2 kv_heads, head_dim]).  "decode bf16 32/8 kv_len 32768".  No state;
+// any thread.
 #ifndef ATTND_LOAD_BENCH_CASE_H
 #define ATTND_LOAD_BENCH_CASE_H
 
