@@ -92,8 +92,9 @@ typedef struct plan_memory {
 struct attn_cuda_plan {
     attn_cuda *cuda;
     attn_shape shape;
-    const instance *kernel;
-    attn_cuda_kernel_fn fn;
+    const instance *kernel;   // decodes
+    const instance *portable; // decodes masks that `kernel` does not take; NULL = none needed
+    attn_cuda_kernel_fn fn, portable_fn;
     const prefill_instance *prefill; // NULL = all rows are decoded
     prefill_kernel_fn prefill_fn;
     prefill_map map, rows; // of keys and values; of queries and outputs
@@ -182,12 +183,15 @@ bool attn_cuda_prefills(const attn_cuda *cuda) {
     return cuda->prefill_rows != 0;
 }
 
+attn_cuda_masks attn_cuda_takes_masks(const attn_cuda *cuda) {
+    return attn_cuda_prefills(cuda) ? ATTN_CUDA_MASKS_PREFILL : ATTN_CUDA_MASKS_DECODE;
+}
+
 // find_instance returns the kernel of a shape that attn_cuda_check_shape passed, NULL when this
 // build left it out.
-static const instance *find_instance(const attn_cuda *cuda, const attn_shape *shape) {
+static const instance *find_instance(bool is_bulk, const attn_shape *shape) {
     for (const instance *i = instances; i->name; i++) {
-        if (i->is_bulk == cuda->is_bulk && i->head_dim == shape->head_dim &&
-            i->dtype == shape->q_dtype) {
+        if (i->is_bulk == is_bulk && i->head_dim == shape->head_dim && i->dtype == shape->q_dtype) {
             return i;
         }
     }
@@ -240,9 +244,41 @@ fail:
     return err;
 }
 
+// set_masks finds what computes the masks that the bulk kernel does not take.
+static attnd_err set_masks(attn_cuda_plan *plan, attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    plan->limits.masks = plan->prefill ? ATTN_CUDA_MASKS_PREFILL : ATTN_CUDA_MASKS_DECODE;
+    if (plan->limits.masks == ATTN_CUDA_MASKS_DECODE && plan->kernel->is_bulk) {
+        plan->portable = find_instance(false, &plan->shape);
+        plan->limits.masks = plan->portable ? ATTN_CUDA_MASKS_DECODE : ATTN_CUDA_MASKS_NONE;
+    }
+    if (plan->portable) {
+        plan->portable_fn = plan->portable->get();
+        ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->portable_fn.function,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)plan->portable_fn.shared_bytes));
+    }
+    return ATTND_OK;
+fail:
+    return err;
+}
+
 // decode_bytes is what of plan_memory the decode kernel's plan takes, and the heads.
-static uint64_t decode_bytes(const attn_cuda_plan *plan, uint32_t num_records) {
-    return offsetof(plan_memory, decode) + attn_cuda_plan_bytes(plan->limits.num_ctas, num_records);
+static uint64_t decode_bytes(const attn_cuda_plan *plan, uint32_t num_records, uint32_t num_masks) {
+    return offsetof(plan_memory, decode) +
+           attn_cuda_plan_bytes(plan->limits.num_ctas, num_records, num_masks);
+}
+
+// decode_room is what a plan has for it.
+static uint64_t decode_room(const attn_cuda_plan *plan) {
+    bool has_masks = plan->limits.masks == ATTN_CUDA_MASKS_DECODE;
+    return decode_bytes(plan, plan->max_records, has_masks ? plan->max_records : 0);
+}
+
+// decode_used is what the plan that was set last uses of it.
+static uint64_t decode_used(const attn_cuda_plan *plan) {
+    const attn_cuda_head *head = &plan->host->decode;
+    return decode_bytes(plan, head->num_records, head->num_masks);
 }
 
 // make_plan makes a plan without memory for its records.
@@ -252,7 +288,7 @@ static attnd_err make_plan(attn_cuda_plan **out, attn_cuda *cuda, const attn_sha
     if (err != ATTND_OK) {
         return err;
     }
-    const instance *kernel = find_instance(cuda, shape);
+    const instance *kernel = find_instance(cuda->is_bulk, shape);
     if (!kernel) {
         return attnd_fail(info, ATTND_ENOTSUP, "head_dim",
                           "this build has no kernel for head_dim %d in %s", shape->head_dim,
@@ -274,6 +310,7 @@ static attnd_err make_plan(attn_cuda_plan **out, attn_cuda *cuda, const attn_sha
                                       .min_part_tiles = cuda->min_part_tiles};
     ATTN_TRY_CUDA(cudaSetDevice(cuda->device));
     err = set_prefill(plan, max_records, info);
+    err = err == ATTND_OK ? set_masks(plan, info) : err;
     if (err != ATTND_OK) {
         goto fail;
     }
@@ -288,8 +325,7 @@ fail:
 }
 
 static size_t all_bytes(const attn_cuda_plan *plan) {
-    return decode_bytes(plan, plan->max_records) +
-           (plan->prefill ? attn_prefill_bytes(plan->max_records) : 0);
+    return decode_room(plan) + (plan->prefill ? attn_prefill_bytes(plan->max_records) : 0);
 }
 
 attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
@@ -342,8 +378,7 @@ void attn_cuda_plan_move_host(attn_cuda_plan *plan, void *host) {
 }
 
 uint64_t attn_cuda_plan_used(const attn_cuda_plan *plan) {
-    return plan->host->prefill.num_records > 0 ? 0
-                                               : decode_bytes(plan, plan->host->decode.num_records);
+    return plan->host->prefill.num_records > 0 ? 0 : decode_used(plan);
 }
 
 void attn_cuda_plan_free(attn_cuda_plan *plan) {
@@ -361,6 +396,11 @@ uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan) {
 
 // say tells what will run.
 static void say(const attn_cuda_plan *plan, attn_choice *choice) {
+    if (plan->kernels & ATTN_CUDA_PORTABLE) {
+        choice->kernel = plan->portable->name;
+        choice->why = "a mask that the bulk kernel does not take";
+        return;
+    }
     if ((plan->kernels & ATTN_CUDA_PREFILL) == 0) {
         choice->kernel = plan->kernel->name;
         choice->why = plan->prefill ? "q_len up to 8, or few query rows over many keys, or splits"
@@ -384,7 +424,7 @@ attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_ch
     plan->limits.prefill.launch_records = attn_prefill_count(p);
     attnd_err err = attn_cuda_plan_make(&plan->host->decode, p, &plan->limits, choice, info);
     if (err == ATTND_OK && plan->host->decode.num_left > 0) {
-        uint32_t at = (uint32_t)decode_bytes(plan, plan->max_records);
+        uint32_t at = (uint32_t)decode_room(plan);
         err = attn_prefill_make(&plan->host->prefill, at, p, &plan->limits.prefill, info);
     }
     if (err != ATTND_OK) {
@@ -395,7 +435,8 @@ attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_ch
     plan->kernels =
         (plan->host->prefill.num_units > 0 ? ATTN_CUDA_PREPARE : 0) |
         (num_prefills > 0 ? ATTN_CUDA_PREFILL : 0) |
-        (plan->host->decode.num_records > 0 || num_prefills == 0 ? ATTN_CUDA_DECODE : 0);
+        (plan->host->decode.num_records > 0 || num_prefills == 0 ? ATTN_CUDA_DECODE : 0) |
+        (plan->host->decode.is_masked && plan->portable ? ATTN_CUDA_PORTABLE : 0);
     if (choice) {
         say(plan, choice);
     }
@@ -406,8 +447,7 @@ attnd_err attn_cuda_plan_upload(attn_cuda_plan *plan, void *stream, attnd_errinf
     attnd_err err = ATTND_OK;
     const attn_prefill_head *prefill = &plan->host->prefill;
     ATTN_TRY_CUDA(cudaSetDevice(plan->cuda->device));
-    ATTN_TRY_CUDA(cudaMemcpyAsync(plan->device, plan->host,
-                                  decode_bytes(plan, plan->host->decode.num_records),
+    ATTN_TRY_CUDA(cudaMemcpyAsync(plan->device, plan->host, decode_used(plan),
                                   cudaMemcpyHostToDevice, (cudaStream_t)stream));
     if (prefill->num_records > 0) {
         ATTN_TRY_CUDA(cudaMemcpyAsync((char *)plan->device + prefill->records_at,
@@ -477,8 +517,11 @@ static attnd_err launch_decode(attn_cuda_plan *plan, void *stream, attnd_errinfo
                         .group = s->q_heads / s->kv_heads,
                         .block_tokens_log2 = exact_log2(s->block_tokens),
                         .run_tokens_log2 = run_tokens_log2(s, 6)};
-    ATTN_TRY_CUDA(start(plan->fn.function, plan->cuda->num_ctas, plan->fn.threads,
-                        plan->fn.shared_bytes, &args, plan->cuda->is_bulk, stream));
+    bool is_portable = (plan->kernels & ATTN_CUDA_PORTABLE) != 0 || !plan->kernel->is_bulk;
+    const attn_cuda_kernel_fn *fn =
+        plan->kernels & ATTN_CUDA_PORTABLE ? &plan->portable_fn : &plan->fn;
+    ATTN_TRY_CUDA(start(fn->function, plan->cuda->num_ctas, fn->threads, fn->shared_bytes, &args,
+                        !is_portable, stream));
     return ATTND_OK;
 fail:
     return err;

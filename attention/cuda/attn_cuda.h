@@ -28,8 +28,8 @@
 //              rows (tokens * q_heads / kv_heads) are taken in records of up to 64, each of which
 //              reads the keys that it sees.  Rows of few tokens, and all rows with num_splits.
 //     prefill  cuts the query rows, for rows of many tokens, and all rows with a block mask or a
-//              tree mask of more than 32 tokens.  sm_90a only: on other GPUs decode takes all rows
-//              and those masks are refused.  A small kernel before it appends and rotates.  Keys
+//              tree mask of more than 32 tokens.  sm_90a only: on other GPUs decode takes all
+//              rows, those masks included.  A small kernel before it appends and rotates.  Keys
 //              of a row are added up in one order, so its bits depend on nothing else.
 //
 // A row must not attend to tokens that another row of the same launch appends.
@@ -55,7 +55,7 @@ typedef struct attn_cuda_opts {
     const char *kernel;       // "bulk" (sm_90 up), "portable" (sm_80 up); NULL = the best there is
     int32_t min_part_tiles;   // a row is not cut into parts of fewer tiles of 16 keys; 0 = default
     // Rows of that many query rows a KV head (q_len * q_heads / kv_heads) are prefilled; 0 = as
-    // measured (attn_prefill.h), -1 = none are, and what needs it is refused.
+    // measured (attn_prefill.h), -1 = none are.
     int32_t prefill_rows;
 } attn_cuda_opts;
 
@@ -70,10 +70,10 @@ void attn_cuda_free(attn_cuda *cuda);
 
 // attn_cuda_plan_create makes room for plans of up to max_records records over one shape: pinned
 // host memory and device memory of some 700 bytes a record.  A row needs one record; a row that is
-// decoded, one more for each further 64 of its query rows (q_count * q_heads / kv_heads).
-// ATTND_EINVAL and ATTND_ENOTSUP
-// with the field of a shape that is wrong or not supported, ATTND_ENOMEM, ATTND_ECUDA.  The caller
-// owns *out: attn_cuda_plan_free, before attn_cuda_free.
+// decoded, one more for each further 64 of its query rows (q_count * q_heads / kv_heads), counted
+// in each query block of a block mask by itself.  ATTND_EINVAL and ATTND_ENOTSUP with the field of
+// a shape that is wrong or not supported, ATTND_ENOMEM, ATTND_ECUDA.  The caller owns *out:
+// attn_cuda_plan_free, before attn_cuda_free.
 attnd_err attn_cuda_plan_create(attn_cuda_plan **out, attn_cuda *cuda, const attn_shape *shape,
                                 uint32_t max_records, attnd_errinfo *info);
 
@@ -114,6 +114,7 @@ enum {
     ATTN_CUDA_DECODE = 1 << 0, // also when there are no rows
     ATTN_CUDA_PREPARE = 1 << 1,
     ATTN_CUDA_PREFILL = 1 << 2,
+    ATTN_CUDA_PORTABLE = 1 << 3, // decode by the portable kernel, whatever the engine's own
 };
 uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan);
 
@@ -126,8 +127,17 @@ attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *in
 attnd_err attn_cuda_run(attn_cuda_plan *plan, const attn_params *p, void *stream,
                         attn_choice *choice, attnd_errinfo *info);
 
-// attn_cuda_prefills is true when there is a prefill kernel, which takes all masks.
+// attn_cuda_prefills is true when there is a prefill kernel.
 bool attn_cuda_prefills(const attn_cuda *cuda);
+
+// attn_cuda_masks is what computes rows with a block mask, or with a tree mask of more than 32
+// tokens.
+typedef enum attn_cuda_masks {
+    ATTN_CUDA_MASKS_NONE,    // nothing: they are refused
+    ATTN_CUDA_MASKS_PREFILL, // prefill, without forced splits
+    ATTN_CUDA_MASKS_DECODE,  // decode, by the portable kernel
+} attn_cuda_masks;
+attn_cuda_masks attn_cuda_takes_masks(const attn_cuda *cuda);
 
 // attn_cuda_kernel returns the name of the kernel that the engine takes: "bulk" or "portable".
 const char *attn_cuda_kernel(const attn_cuda *cuda);

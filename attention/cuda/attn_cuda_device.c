@@ -256,7 +256,7 @@ static attnd_err device_check_row(const attn_device *pub, const attn_shape *shap
     if (row->block_mask) { // the kernels take them, but no buffer's lists have been on a GPU yet
         return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not by a daemon on a GPU");
     }
-    return attn_cuda_check_row(&p, row, attn_cuda_prefills(d->engine), 0, info);
+    return attn_cuda_check_row(&p, row, attn_cuda_takes_masks(d->engine), 0, info);
 }
 
 // ---- in stream order

@@ -483,7 +483,7 @@ static attnd_err check_model(attn_engine *e, const attn_model *m, attnd_errinfo 
         attn_row row = {.q_len = 0};
         attn_params p = {.shape = m->shape};
         attn_layer_fill(m, l, &row);
-        err = attn_cuda_check_row(&p, &row, attn_cuda_prefills(c->cuda), l, info);
+        err = attn_cuda_check_row(&p, &row, attn_cuda_takes_masks(c->cuda), l, info);
     }
     return err;
 }

@@ -84,18 +84,22 @@ static attnd_err check_lengths(int32_t most, const attn_row *row, uint32_t i, at
     return ATTND_OK;
 }
 
-// check_masks checks the masks that are lists.  prefill: whether there is a kernel for all of them.
-static attnd_err check_masks(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
-                             attnd_errinfo *info) {
+// is_masked says whether the bulk kernel cannot take a row's mask.
+static bool is_masked(const attn_row *row) {
+    return row->block_mask || (row->tree_mask && row->q_len > ATTN_CUDA_TREE_TOKENS);
+}
+
+// check_masks checks the masks that are lists.
+static attnd_err check_masks(const attn_params *p, const attn_row *row, attn_cuda_masks masks,
+                             uint32_t i, attnd_errinfo *info) {
     const attn_block_mask *mask = row->block_mask;
-    bool is_long_tree = row->tree_mask && row->q_len > ATTN_CUDA_TREE_TOKENS;
-    FAIL_IF(mask && !prefill, ATTND_ENOTSUP, "block_mask",
-            "row %u: the CUDA kernels for this GPU take no block mask", i);
-    FAIL_IF(is_long_tree && !prefill, ATTND_ENOTSUP, "tree_mask",
-            "row %u: the CUDA kernels for this GPU take a tree mask up to q_len %d, not %d", i,
-            ATTN_CUDA_TREE_TOKENS, row->q_len);
-    FAIL_IF((mask || is_long_tree) && p->num_splits != 0, ATTND_ENOTSUP, "num_splits",
-            "row %u: with a %s the CUDA kernels take no forced splits", i,
+    FAIL_IF(is_masked(row) && masks == ATTN_CUDA_MASKS_NONE, ATTND_ENOTSUP,
+            mask ? "block_mask" : "tree_mask",
+            "row %u: this build has no kernel for a block mask or a tree mask of more than %d "
+            "tokens on this GPU",
+            i, ATTN_CUDA_TREE_TOKENS);
+    FAIL_IF(is_masked(row) && masks == ATTN_CUDA_MASKS_PREFILL && p->num_splits != 0, ATTND_ENOTSUP,
+            "num_splits", "row %u: with a %s the prefill kernel takes no forced splits", i,
             mask ? "block mask" : "tree mask of more than 32 tokens");
     FAIL_IF(mask && mask->q_block < 1, ATTND_EINVAL, "q_block", "row %u: q_block %d is less than 1",
             i, mask->q_block);
@@ -104,8 +108,8 @@ static attnd_err check_masks(const attn_params *p, const attn_row *row, bool pre
     return ATTND_OK;
 }
 
-static attnd_err check_logits(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
-                              attnd_errinfo *info) {
+static attnd_err check_logits(const attn_params *p, const attn_row *row, attn_cuda_masks masks,
+                              uint32_t i, attnd_errinfo *info) {
     FAIL_IF(row->flags & ~(uint32_t)ATTN_FLAGS, ATTND_EINVAL, "flags", "row %u: unknown flags 0x%x",
             i, row->flags);
     FAIL_IF(!isfinite(row->scale), ATTND_EINVAL, "scale", "row %u: scale is not finite", i);
@@ -117,7 +121,7 @@ static attnd_err check_logits(const attn_params *p, const attn_row *row, bool pr
             "row %u: window_right %d, -1 is unbounded", i, row->window_right);
     FAIL_IF(row->k_scale || row->v_scale, ATTND_EINVAL, row->k_scale ? "k_scale" : "v_scale",
             "row %u: scales are for f8e4m3 only", i);
-    TRY(check_masks(p, row, prefill, i, info));
+    TRY(check_masks(p, row, masks, i, info));
     const attn_rope *rope = row->rope;
     FAIL_IF(rope && (rope->rotary_dim < 2 || rope->rotary_dim % 2 != 0 ||
                      rope->rotary_dim > p->shape.head_dim),
@@ -147,10 +151,10 @@ static int32_t most_queries(const attn_shape *s) {
     return ATTN_MAX_TOKENS / (s->q_heads / s->kv_heads);
 }
 
-attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
-                              attnd_errinfo *info) {
+attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, attn_cuda_masks masks,
+                              uint32_t i, attnd_errinfo *info) {
     TRY(check_lengths(most_queries(&p->shape), row, i, info));
-    return check_logits(p, row, prefill, i, info);
+    return check_logits(p, row, masks, i, info);
 }
 
 // check_offset wants a layer's K or V to begin inside the pool, where 16-byte copies can reach it.
@@ -163,10 +167,10 @@ static attnd_err check_offset(const char *field, const attn_params *p, uint64_t 
     return ATTND_OK;
 }
 
-static attnd_err check_row(const attn_params *p, const attn_row *row, bool prefill, int32_t most,
-                           uint32_t i, attnd_errinfo *info) {
+static attnd_err check_row(const attn_params *p, const attn_row *row, attn_cuda_masks masks,
+                           int32_t most, uint32_t i, attnd_errinfo *info) {
     TRY(check_lengths(most, row, i, info));
-    TRY(check_logits(p, row, prefill, i, info));
+    TRY(check_logits(p, row, masks, i, info));
     if (row->q_count > 0) {
         TRY(check_tensor("q", row->q, row->stride_q_token, row->stride_q_head, i, info));
         TRY(check_tensor("out", row->out, row->stride_out_token, row->stride_out_head, i, info));
@@ -200,6 +204,7 @@ typedef struct maker {
     const attn_params *p;
     const attn_cuda_limits *limits;
     attn_cuda_record *records;
+    attn_cuda_mask *masks; // behind max_records records, until their number is known
     attn_cuda_head *head;
     int32_t group;          // query heads a KV head
     int32_t heads_at_once;  // of the group, in a record
@@ -246,7 +251,8 @@ static void set_queries(const attn_row *row, int32_t token, int32_t tokens, attn
     r->out = (char *)row->out + token * row->stride_out_token * 2;
     r->lse = row->lse ? row->lse + token : NULL;
     r->q_positions = row->q_positions ? row->q_positions + token : NULL;
-    r->tree_mask = row->tree_mask ? row->tree_mask + token : NULL;
+    int64_t tree_words = ((int64_t)row->q_len + 63) / 64;
+    r->tree_mask = row->tree_mask ? row->tree_mask + token * tree_words : NULL;
     r->position = row->kv_len - row->q_len + token;
     r->tokens = tokens;
 }
@@ -279,6 +285,18 @@ static void set_span(const attn_row *row, int32_t token, attn_cuda_record *r) {
     r->slot_first = 0;
 }
 
+// set_mask gives a record its query block's list.
+static void set_mask(maker *m, const attn_row *row, int32_t token, attn_cuda_record *r) {
+    const attn_block_mask *mask = row->block_mask;
+    r->mask = 0;
+    if (mask && r->tokens > 0) {
+        m->masks[m->head->num_masks++] =
+            (attn_cuda_mask){mask->start + token / mask->q_block, mask->kv_blocks};
+        r->mask = m->head->num_masks;
+    }
+    m->head->is_masked |= r->tokens > 0 && is_masked(row);
+}
+
 // inverse returns x with i * x >> 16 = i / heads, for i and heads up to ATTN_CUDA_QUERY_ROWS.
 static uint32_t inverse(int32_t heads) {
     return 65536 / (uint32_t)heads + 1;
@@ -303,6 +321,7 @@ static attnd_err add_record(maker *m, const attn_row *row, int32_t token, int32_
     r->seen_first = seen.first;
     r->seen_end = seen.end;
     set_span(row, token, r);
+    set_mask(m, row, token, r);
     uint32_t query_rows = (uint32_t)(tokens * heads);
     m->query_rows = query_rows > m->query_rows ? query_rows : m->query_rows;
     m->tiles += (uint64_t)(r->tile_end - r->tile_first);
@@ -310,18 +329,26 @@ static attnd_err add_record(maker *m, const attn_row *row, int32_t token, int32_
     return ATTND_OK;
 }
 
-// add_row cuts the query rows of a row into records.  The last one appends: it reads the newest
-// keys anyway.
+// block_rest returns how many tokens of a row's query block are left from `token` on.
+static int32_t block_rest(const attn_row *row, int32_t token) {
+    return row->block_mask ? row->block_mask->q_block - token % row->block_mask->q_block
+                           : ATTN_MAX_TOKENS;
+}
+
+// add_row cuts the query rows of a row into records, each in one query block.  The last one
+// appends: it reads the newest keys anyway.
 static attnd_err add_row(maker *m, const attn_row *row, attnd_errinfo *info) {
     int32_t group = m->group;
     int32_t heads = m->heads_at_once;
     int32_t tokens = m->tokens_at_once;
     int32_t end = row->q_first + row->q_count;
-    if (row->q_count > 0 && row->q_count <= tokens && heads == group) { // one record, mostly
+    if (row->q_count > 0 && row->q_count <= tokens && heads == group && !row->block_mask) {
+        // one record, mostly
         return add_record(m, row, row->q_first, row->q_count, 0, group, row->new_len > 0, info);
     }
-    for (int32_t token = row->q_first; token < end; token += tokens) {
-        int32_t num = end - token < tokens ? end - token : tokens;
+    for (int32_t token = row->q_first, num; token < end; token += num) {
+        num = end - token < tokens ? end - token : tokens;
+        num = num < block_rest(row, token) ? num : block_rest(row, token);
         for (int32_t head = 0; head < group; head += heads) {
             int32_t num_heads = group - head < heads ? group - head : heads;
             bool is_last = token + num == end && head + num_heads == group;
@@ -469,6 +496,8 @@ attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
                .limits = limits,
                .head = head,
                .records = attn_cuda_records(head, limits->num_ctas),
+               .masks = (attn_cuda_mask *)(attn_cuda_records(head, limits->num_ctas) +
+                                           limits->max_records),
                .group = p->shape.q_heads / p->shape.kv_heads,
                .scale_log2 = (float)(LOG2_E / sqrt((double)p->shape.head_dim))};
     m.heads_at_once = m.group < ATTN_CUDA_QUERY_ROWS ? m.group : ATTN_CUDA_QUERY_ROWS;
@@ -478,13 +507,14 @@ attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
     attnd_err err = ATTND_OK;
     for (uint32_t i = 0; i < p->num_rows && err == ATTND_OK; i++) {
         const attn_row *row = &p->rows[i];
-        err = check_row(p, row, limits->prefill.least_rows != 0, most, i, info);
+        err = check_row(p, row, limits->masks, most, i, info);
         if (err == ATTND_OK && attn_prefill_takes(p, row, &limits->prefill)) {
             head->num_left++;
         } else if (err == ATTND_OK) {
             err = add_row(&m, row, info);
         }
     }
+    memmove(m.records + head->num_records, m.masks, head->num_masks * sizeof(*m.masks));
     uint32_t max_parts = 0;
     uint64_t line = cut_all(&m, &max_parts);
     if (err == ATTND_OK && line > INT32_MAX) {

@@ -18,6 +18,10 @@
 // and the next CTA began with the other, so it is there already, unless that CTA has not started.
 // That one needs nobody for its first part, so two CTAs at a time are enough.
 //
+// A record of a row with a block mask has tokens of one query block, and a *mask* behind the
+// records that says where that block's list lies: lists are device memory, so the keys of a record
+// are counted as if all of them were seen, and the kernel passes over those that are not.
+//
 // Pure host C, no allocation.  Any thread, one plan by one thread at a time.
 #ifndef ATTND_ATTENTION_CUDA_ATTN_CUDA_PLAN_H
 #define ATTND_ATTENTION_CUDA_ATTN_CUDA_PLAN_H
@@ -25,7 +29,14 @@
 #include <stdbool.h>
 
 #include "attention/attn.h"
+#include "attention/cuda/attn_cuda.h"
 #include "attention/cuda/attn_prefill.h"
+
+#ifdef __CUDACC__
+#define ATTN_CUDA_BOTH static __device__ __forceinline__
+#else
+#define ATTN_CUDA_BOTH static inline
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -34,7 +45,7 @@ extern "C" {
 enum {
     ATTN_CUDA_QUERY_ROWS = 64,  // the most query rows of a record
     ATTN_CUDA_TILE_TOKENS = 16, // keys a tile; blocks are multiples of it
-    ATTN_CUDA_TREE_TOKENS = 32, // the longest q_len with a tree mask
+    ATTN_CUDA_TREE_TOKENS = 32, // the longest q_len with a tree mask that the bulk kernel takes
 };
 
 enum {
@@ -56,8 +67,8 @@ typedef struct attn_cuda_record {
     const float *sinks, *alibi_slopes;
     const float *inv_freq; // NULL = no RoPE
     const int32_t *q_positions, *k_positions;
-    const uint64_t *tree_mask;                   // [tokens], one word each
-    int64_t q_token_bytes, q_head_bytes;         // strides
+    const uint64_t *tree_mask;           // [tokens, ceil(q_len / 64)], q_len = kv_len - tree_first
+    int64_t q_token_bytes, q_head_bytes; // strides
     int64_t out_token, out_head, lse_head;       // strides, elements
     int64_t k_new_token_bytes, k_new_head_bytes; // strides
     int64_t v_new_token_bytes, v_new_head_bytes; // strides
@@ -81,8 +92,14 @@ typedef struct attn_cuda_record {
     float attention_factor;
     float scale_log2;          // scale * log2(e)
     float cap_log2, cap_scale; // softcap * log2(e), scale / softcap; 0 = off
-    int32_t reserved;
+    uint32_t mask;             // 1 + index of its attn_cuda_mask, 0 = no block mask
 } attn_cuda_record;
+
+// attn_cuda_mask is the list of KV blocks that the query rows of a record see.
+typedef struct attn_cuda_mask {
+    const uint32_t *start;     // [2], offsets into kv_blocks: of the list and behind it
+    const uint32_t *kv_blocks; // of all query blocks of the row
+} attn_cuda_mask;
 
 // attn_cuda_start is where a CTA begins.
 typedef struct attn_cuda_start {
@@ -90,14 +107,16 @@ typedef struct attn_cuda_start {
     uint32_t reserved;
 } attn_cuda_start;
 
-// attn_cuda_head begins a plan; [num_ctas] starts and [num_records] records follow it.
+// attn_cuda_head begins a plan; [num_ctas] starts, [num_records] records and [num_masks] masks
+// follow it.
 typedef struct attn_cuda_head {
     uint32_t num_records;
     uint32_t total, share; // positions of the line, and of a CTA
     uint32_t is_parts;
     uint32_t query_rows; // of the largest record: a slot is [query_rows, head_dim + 4] floats
     uint32_t num_left;   // rows that are prefilled
-    uint32_t reserved[2];
+    uint32_t num_masks;
+    uint32_t is_masked; // there are masks that only the portable kernel takes
 } attn_cuda_head;
 
 // attn_cuda_limits is what a plan has to know of the engine.
@@ -106,6 +125,7 @@ typedef struct attn_cuda_limits {
     uint32_t max_records;
     uint64_t slot_floats; // of the workspace
     uint32_t min_part_tiles;
+    attn_cuda_masks masks;
     attn_prefill_limits prefill; // least_rows 0: all rows are decoded
 } attn_cuda_limits;
 
@@ -117,24 +137,33 @@ static inline attn_cuda_record *attn_cuda_records(attn_cuda_head *head, uint32_t
     return (attn_cuda_record *)(attn_cuda_starts(head) + num_ctas);
 }
 
+// attn_cuda_masks_of returns where the masks of a finished plan lie.  The device's code too.
+ATTN_CUDA_BOTH const attn_cuda_mask *attn_cuda_masks_of(const attn_cuda_head *head,
+                                                        uint32_t num_ctas) {
+    const attn_cuda_start *starts = (const attn_cuda_start *)(head + 1);
+    const attn_cuda_record *records = (const attn_cuda_record *)(starts + num_ctas);
+    return (const attn_cuda_mask *)(records + head->num_records);
+}
+
 // attn_cuda_plan_bytes returns the size of a plan.
-static inline uint64_t attn_cuda_plan_bytes(uint32_t num_ctas, uint32_t num_records) {
+static inline uint64_t attn_cuda_plan_bytes(uint32_t num_ctas, uint32_t num_records,
+                                            uint32_t num_masks) {
     return sizeof(attn_cuda_head) + (uint64_t)num_ctas * sizeof(attn_cuda_start) +
-           (uint64_t)num_records * sizeof(attn_cuda_record);
+           (uint64_t)num_records * sizeof(attn_cuda_record) +
+           (uint64_t)num_masks * sizeof(attn_cuda_mask);
 }
 
 // attn_cuda_check_shape says whether the kernel takes a shape.  ATTND_EINVAL, ATTND_ENOTSUP.
 attnd_err attn_cuda_check_shape(const attn_shape *shape, attnd_errinfo *info);
 
 // attn_cuda_check_row checks what does not depend on where things lie: lengths, flags, mask, which
-// arrays there are.  prefill: whether there is a prefill kernel; i is the row's number, for the
-// text.  ATTND_EINVAL, ATTND_ENOTSUP.
-attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, bool prefill, uint32_t i,
-                              attnd_errinfo *info);
+// arrays there are.  i is the row's number, for the text.  ATTND_EINVAL, ATTND_ENOTSUP.
+attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, attn_cuda_masks masks,
+                              uint32_t i, attnd_errinfo *info);
 
 // attn_cuda_plan_make checks all rows and writes the plan of those that the prefill kernel does not
-// take to *head, which has room for max_records records behind the starts, aligned to 16.  Errors:
-// see attn_cuda_plan_set.
+// take to *head, which has room for max_records records behind the starts, aligned to 16, and, with
+// ATTN_CUDA_MASKS_DECODE, for as many masks.  Errors: see attn_cuda_plan_set.
 attnd_err attn_cuda_plan_make(attn_cuda_head *head, const attn_params *p,
                               const attn_cuda_limits *limits, attn_choice *choice,
                               attnd_errinfo *info);

@@ -6,12 +6,6 @@
 
 #include "attention/cuda/attn_cuda_plan.h"
 
-#ifdef __CUDACC__
-#define ATTN_CUDA_BOTH static __device__ __forceinline__
-#else
-#define ATTN_CUDA_BOTH static inline
-#endif
-
 enum { ATTN_CUDA_MERGE_ALL = 1, ATTN_CUDA_MERGE_SECOND = 2 };
 
 typedef struct attn_cuda_piece {

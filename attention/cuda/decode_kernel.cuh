@@ -69,7 +69,7 @@ __device__ void decode_consume(typename Traits::smem &s, const decode_item &item
                                             max(tile_key, first_new),
                                             min(tile_key + Traits::kTile, end), lane);
             }
-            if (num_rows > 0) {
+            if (num_rows > 0 && decode_is_listed<Traits>(s, args, ring, n)) {
                 const uint32_t offset = (uint32_t)(n * Traits::kTile * Traits::kRowBytes);
                 rows.tile(item, args, ptx::s_addr(stage.k) + offset, ptx::s_addr(stage.v) + offset,
                           tile_key, at);

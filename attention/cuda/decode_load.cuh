@@ -120,6 +120,9 @@ struct decode_loader {
         int64_t k_new_bytes, v_new_bytes; // a token
         int32_t first_key, end_key, old_len;
         bool is_once;
+        // Portable: the list of the block mask, NULL = none.
+        const uint32_t *list;
+        uint32_t list_num;
 
         __device__ source(const attn_cuda_piece &piece, const attn_cuda_record &r,
                           const decode_args &args) {
@@ -134,8 +137,39 @@ struct decode_loader {
             end_key = min((piece.tile_first + piece.num_tiles) * Traits::kTile, r.kv_len);
             old_len = r.kv_len - r.new_len;
             is_once = !(r.flags & ATTN_CUDA_REREAD);
+            if constexpr (!Traits::kIsBulk) {
+                set_list(r, args);
+            }
+        }
+
+        __device__ void set_list(const attn_cuda_record &r, const decode_args &args) {
+            list = nullptr;
+            if (r.mask > 0) {
+                const attn_cuda_mask &mask = attn_cuda_masks_of(args.plan, gridDim.x)[r.mask - 1];
+                const uint32_t first = __ldg(mask.start);
+                list = mask.kv_blocks + first;
+                list_num = __ldg(mask.start + 1) - first;
+            }
         }
     };
+
+    // is_listed is whether the block mask lets the piece see a run's block.
+    __device__ bool is_listed(const source &from, int32_t run) const {
+        if (!from.list) {
+            return true;
+        }
+        const uint32_t block = (uint32_t)run / (uint32_t)args.block_tokens;
+        uint32_t low = 0; // listed blocks from here on are not before it
+        for (uint32_t high = from.list_num; low < high;) {
+            const uint32_t middle = (low + high) / 2;
+            if (__ldg(from.list + middle) < block) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        return run >= 0 && low < from.list_num && __ldg(from.list + low) == block;
+    }
 
     __device__ uint32_t entry_of(const source &from, int32_t run) const {
         const bool is_read = run + (1 << args.run_tokens_log2) > from.first_key &&
@@ -184,14 +218,21 @@ struct decode_loader {
     }
 
     // load_tiles fills a stage for each kStageTokens keys, the newest first.  run_key is the lane's
-    // first_run, next_entry its block.
+    // first_run, next_entry its block.  Of a run that no query sees nothing is copied but new
+    // tokens, since they may have to be appended.
     __device__ void load_tiles(const source &from, int32_t run_key, uint32_t next_entry) {
         const int runs_log2 = Traits::kStageTokensLog2 - args.run_tokens_log2; // of a stage
         int32_t key = (from.end_key - 1) & ~(Traits::kStageTokens - 1);        // of the stage
         while (key + Traits::kStageTokens > from.first_key) {
-            const run_place run = place_of(from, run_key, next_entry);
+            run_place run = place_of(from, run_key, next_entry);
             const uint32_t at =
                 (uint32_t)(run.first & (Traits::kStageTokens - 1)) * Traits::kRowBytes;
+            uint32_t listed = ~0u; // a bit a lane
+            if constexpr (!Traits::kIsBulk) {
+                const bool is_mine = is_listed(from, run_key);
+                run.bytes = is_mine ? run.bytes : 0;
+                listed = __ballot_sync(~0u, is_mine);
+            }
             run_key -= 32 << args.run_tokens_log2;
             next_entry = entry_of(from, run_key);
 #pragma unroll 1
@@ -204,6 +245,11 @@ struct decode_loader {
                 const uint32_t s_k = ptx::s_addr(s.stages[ring.index()].k);
                 const uint32_t s_v = ptx::s_addr(s.stages[ring.index()].v);
                 ring.wait_empty(s.empty);
+                if constexpr (!Traits::kIsBulk) {
+                    if (lane == 0) { // higher bits are of stages to come
+                        s.listed[ring.index()] = listed >> (i << runs_log2);
+                    }
+                }
                 copy(s_k + at, from.k + run.offset, my_bytes, s_bar, from.is_once);
                 copy(s_v + at, from.v + run.offset, my_bytes, s_bar, from.is_once);
                 if (end > from.old_len) {

@@ -61,11 +61,13 @@ struct decode_half<64> {
 
 // decode_mask is what one query row sees, and its bias.  Made anew for each tile that needs it: few
 // do, and the registers are better spent otherwise.
+template <typename Traits>
 struct decode_mask {
     int32_t first, end; // keys that causal and window let the row see
     int32_t position;
-    uint32_t tree;
-    float slope; // base 2
+    uint32_t tree;             // bulk: up to 32 tokens
+    const uint64_t *tree_mask; // portable: of the token, NULL = none
+    float slope;               // base 2
 
     __device__ decode_mask(const decode_item &item, const decode_args &args, int row)
         : tree(~0u), slope(0) {
@@ -74,7 +76,10 @@ struct decode_mask {
         first = r.seen_first + token;
         end = min(r.seen_end + token, r.kv_len);
         position = r.position + token;
-        if (r.tree_mask && token < r.tokens) {
+        if constexpr (!Traits::kIsBulk) {
+            const int64_t words = (r.kv_len - r.tree_first + 63) / 64;
+            tree_mask = r.tree_mask && token < r.tokens ? r.tree_mask + token * words : nullptr;
+        } else if (r.tree_mask && token < r.tokens) {
             tree = (uint32_t)__ldg(r.tree_mask + token);
         }
         if (r.alibi_slopes && token < r.tokens) {
@@ -88,7 +93,12 @@ struct decode_mask {
     // when there is no bias.
     __device__ float apply(const attn_cuda_record &r, float x, float factor, int32_t key) const {
         bool seen = key >= first && key < end;
-        if (r.tree_mask && key >= r.tree_first) {
+        if constexpr (!Traits::kIsBulk) {
+            if (seen && tree_mask && key >= r.tree_first) { // seen: before kv_len
+                const uint32_t bit = (uint32_t)(key - r.tree_first);
+                seen = __ldg(tree_mask + bit / 64) >> bit % 64 & 1;
+            }
+        } else if (r.tree_mask && key >= r.tree_first) {
             seen = seen && (tree >> (key - r.tree_first) & 1);
         }
         if (r.alibi_slopes) {
@@ -230,7 +240,7 @@ struct decode_rows {
             for (int nt = 0; nt < kNt; nt++) {
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    const decode_mask mask(item, args, row + nt * 8 + 2 * at.t + e);
+                    const decode_mask<Traits> mask(item, args, row + nt * 8 + 2 * at.t + e);
                     s[nt][e] = mask.apply(item.record, s[nt][e], factor, key);
                     s[nt][e + 2] = mask.apply(item.record, s[nt][e + 2], factor, key + 8);
                 }

@@ -87,6 +87,8 @@ struct decode_traits {
         // Where each warp stands.
         decode_ring rings[kWarps], item_rings[kWarps], aside_rings[kWarps];
         decode_item shared_item; // the last part of a head that begins in another CTA
+        // Portable: which runs of a stage the item's block mask lists, a bit each.
+        uint32_t listed[kStages];
     };
     static_assert(sizeof(smem) <= (kBulk ? 227 : 99) * 1024, "what a CTA can have");
     static_assert(kStageBytes % 128 == 0, "bulk copies are slow when they cross lines");
@@ -114,6 +116,18 @@ template <typename Traits>
 __device__ __forceinline__ bool decode_is_aside(const decode_item &item) {
     return (int)item.piece.slot_rows <= Traits::kAsideRows && item.piece.num_tiles > 0 &&
            !item.piece.is_last && item.record.tokens > 0;
+}
+
+// decode_is_listed is whether the block mask lets the item see tile n of a stage.
+template <typename Traits>
+__device__ __forceinline__ bool decode_is_listed(const typename Traits::smem &s,
+                                                 const decode_args &args, const decode_ring &stage,
+                                                 int n) {
+    if constexpr (Traits::kIsBulk) {
+        return true;
+    } else {
+        return s.listed[stage.index()] >> (n * Traits::kTile >> args.run_tokens_log2) & 1;
+    }
 }
 
 // decode_token returns the token of a query row.

@@ -32,7 +32,8 @@ const char *conf_long_rows_are_planned(void);
 enum { CONF_CHUNKED = 20 };
 conf_spec conf_chunked(int i);
 
-// conf_add_many adds the launches with rows of many query tokens.
-void conf_add_many(bool is_short);
+// conf_add_many adds the launches with rows of many query tokens, as `kernel` is to show them
+// (test_conformance_cuda.c names them): bulk those that it leaves to the portable kernel.
+void conf_add_many(const char *kernel, bool is_short);
 
 #endif

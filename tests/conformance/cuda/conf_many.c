@@ -1,4 +1,4 @@
-// Launches with rows of many query tokens, and block masks, which only the prefill kernel takes.
+// Launches with rows of many query tokens, and block masks.
 #include <stdio.h>
 #include <string.h>
 
@@ -180,7 +180,39 @@ const char *conf_long_rows_are_planned(void) {
     return err == ATTND_OK ? NULL : wrong;
 }
 
-void conf_add_many(bool is_short) {
+// Masks of rows that are cut in splits, some over blocks as long as a split, which then may see
+// nothing.
+static void add_split_masks(bool is_short) {
+    for (uint64_t i = 0; i < (is_short ? 2 : 12); i++) {
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1500 + i);
+        static const uint32_t features[] = {CONF_BLOCK_MASK,
+                                            CONF_BLOCK_MASK | CONF_CAUSAL,
+                                            CONF_TREE,
+                                            CONF_BLOCK_MASK | CONF_TREE | CONF_ROPE,
+                                            CONF_BLOCK_MASK | CONF_WINDOW_LEFT | CONF_SINKS,
+                                            CONF_BLOCK_MASK | CONF_ALIBI | CONF_PARTIAL};
+        static const int32_t blocks[] = {16, 512, 48, 256, 64, 1024};
+        s.features = features[i % 6];
+        s.block_tokens = blocks[i / 2 % 6];
+        s.q_block = i % 3 ? 5 : 64;
+        s.num_rows = 5;
+        s.rows[0] = (conf_row){3000, 1, 1, 0, 1};
+        s.rows[1] = (conf_row){1500, 70, 70, 0, 70};
+        s.rows[2] = (conf_row){700, 200, 100, 33, 100};
+        s.rows[3] = (conf_row){40, 65, 40, 0, 65};
+        s.rows[4] = (conf_row){2100, 8, 0, 0, 8};
+        conf_add("masks_cut_in_splits_match_the_reference", CONF_MODE_USUAL, &s);
+    }
+}
+
+void conf_add_many(const char *kernel, bool is_short) {
+    const bool is_bulk = strcmp(kernel, "bulk") == 0;
+    if (is_bulk || strcmp(kernel, "portable") == 0) {
+        add_split_masks(is_short);
+    }
+    if (is_bulk) {
+        return;
+    }
     add_many_types(is_short);
     if (is_short) {
         add_many_random(6, 2000);

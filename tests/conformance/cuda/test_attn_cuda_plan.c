@@ -17,7 +17,7 @@ enum {
 static union {
     attn_cuda_head head;
     unsigned char room[sizeof(attn_cuda_head) + MAX_CTAS * sizeof(attn_cuda_start) +
-                       MAX_RECORDS * sizeof(attn_cuda_record)];
+                       MAX_RECORDS * (sizeof(attn_cuda_record) + sizeof(attn_cuda_mask))];
 } plan __attribute__((aligned(16)));
 
 static attn_row rows[MAX_ROWS];
@@ -154,6 +154,39 @@ static int32_t walk(void) {
     return most;
 }
 
+static uint32_t lists[1000];
+static uint64_t tree[1]; // an address: a plan reads no mask
+static attn_block_mask masks[MAX_ROWS];
+
+// add_masks gives a row masks that only the portable kernel takes.
+static void add_masks(attn_row *row) {
+    attn_block_mask *mask = &masks[row - rows];
+    limits.masks = ATTN_CUDA_MASKS_DECODE;
+    *mask = (attn_block_mask){lists + below(100), lists + below(100), 1 + below(30)};
+    row->block_mask = below(3) ? mask : NULL;
+    row->tree_mask = below(2) ? tree : NULL;
+}
+
+// check_masks holds a record's masks against its row: its tokens lie in one query block, whose list
+// it has.
+static void check_masks(const attn_row *row, const attn_cuda_record *r) {
+    int32_t token = r->position - (row->kv_len - row->q_len);
+    const attn_block_mask *mask = row->block_mask;
+    ck_assert_int_eq(r->mask != 0, mask && r->tokens > 0);
+    if (row->tree_mask && r->tokens > 0) { // 64 tokens a word
+        ck_assert_int_eq(r->tree_mask - row->tree_mask, token * ((row->q_len + 63) / 64));
+    }
+    if (r->mask != 0) {
+        const attn_cuda_mask *own = attn_cuda_masks_of(&plan.head, limits.num_ctas) + r->mask - 1;
+        ck_assert_uint_le(r->mask, plan.head.num_masks);
+        ck_assert_ptr_eq(own,
+                         (const attn_cuda_mask *)record_at(plan.head.num_records) + r->mask - 1);
+        ck_assert_int_eq(token / mask->q_block, (token + r->tokens - 1) / mask->q_block);
+        ck_assert_ptr_eq(own->start, mask->start + token / mask->q_block);
+        ck_assert_ptr_eq(own->kv_blocks, mask->kv_blocks);
+    }
+}
+
 // check_records holds the records against the rows: each query row once, the keys that it sees and
 // the tokens that are appended among the tiles.
 static void check_records(void) {
@@ -168,6 +201,7 @@ static void check_records(void) {
              i++) {
             const attn_cuda_record *r = record_at(i);
             ck_assert_int_le(r->tokens * r->heads, ATTN_CUDA_QUERY_ROWS);
+            check_masks(row, r);
             query_rows += (int64_t)r->tokens * r->heads;
             int32_t first = row->window_left < 0 || r->position < row->window_left
                                 ? 0
@@ -180,6 +214,7 @@ static void check_records(void) {
                 int32_t at = r->position + t;
                 bool good = true;
                 for (int32_t key = 0; key < row->kv_len; key++) {
+                    // Block masks hide keys from all of a record; the tree is not asked.
                     bool sees = key <= at && (row->window_left < 0 || key >= at - row->window_left);
                     bool is_read = key / TILE >= r->tile_first && key / TILE < r->tile_end;
                     good = good && (!sees || is_read);
@@ -219,12 +254,48 @@ START_TEST(all_pieces_of_random_launches_are_the_launch) {
         int32_t q_len = below(_i % 7 == 0 ? 90 : 9);
         attn_row *row = add_row(kv_len, q_len, q_len < kv_len ? below(q_len + 1) : 0);
         row->window_left = below(3) ? -1 : below(500);
+        if (_i % 3 == 2 && q_len > 0) {
+            add_masks(row);
+        }
     }
     ATTND_CK_OK(make(NULL));
     walk();
     if (_i % 4 == 0) {
         check_records();
     }
+}
+END_TEST
+
+START_TEST(masks_go_to_the_kernel_that_takes_them) {
+    attnd_errinfo info = {0};
+    attn_block_mask mask = {lists, lists, 8};
+    begin(4, 132);
+    attn_row *row = add_row(100, 32, 0);
+    row->tree_mask = tree;
+    ATTND_CK_OK(make(NULL)); // one word a token: any decode kernel
+    ck_assert_uint_eq(plan.head.is_masked, 0);
+    row->q_len = row->q_count = 33;
+    ATTND_CK_ERR(make(&info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "tree_mask");
+    limits.masks = ATTN_CUDA_MASKS_PREFILL;
+    params.num_splits = 2;
+    ATTND_CK_ERR(make(&info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "num_splits");
+    limits.masks = ATTN_CUDA_MASKS_DECODE;
+    ATTND_CK_OK(make(NULL));
+    ck_assert_uint_eq(plan.head.is_masked, 1);
+    ck_assert_uint_eq(plan.head.num_masks, 0);
+    ck_assert_uint_eq(plan.head.num_records, 3); // 16 tokens of 4 heads
+    row->block_mask = &mask;
+    row->q_first = 5;
+    row->q_count = 28;
+    ATTND_CK_OK(make(NULL)); // tokens 5 to 7, 8 to 15, 16 to 23, 24 to 31, 32
+    ck_assert_uint_eq(plan.head.num_records, 5);
+    ck_assert_uint_eq(plan.head.num_masks, 5);
+    ck_assert_int_eq(record_at(0)->tokens, 3);
+    ck_assert_int_eq(record_at(4)->tokens, 1);
+    limits.max_records = 4;
+    ATTND_CK_ERR(make(&info), ATTND_EMSGSIZE);
 }
 END_TEST
 
@@ -318,8 +389,12 @@ START_TEST(bad_rows_are_refused_by_name) {
     REFUSED(row->k_scale = &scale, ATTND_EINVAL, "k_scale");
     REFUSED(row->v_scale = &scale, ATTND_EINVAL, "v_scale");
     REFUSED(row->block_mask = &mask, ATTND_ENOTSUP, "block_mask");
-    REFUSED((row->tree_mask = (const uint64_t *)(const void *)memory, row->q_len = 33),
-            ATTND_ENOTSUP, "tree_mask");
+    REFUSED((limits.masks = ATTN_CUDA_MASKS_DECODE, row->block_mask = &mask), ATTND_EINVAL,
+            "q_block");
+    mask.q_block = 1;
+    REFUSED((limits.masks = ATTN_CUDA_MASKS_DECODE, row->block_mask = &mask), ATTND_EINVAL,
+            "block_mask");
+    REFUSED((row->tree_mask = tree, row->q_len = 33), ATTND_ENOTSUP, "tree_mask");
     REFUSED((row->rope = &rope, rope.rotary_dim = 130), ATTND_EINVAL, "rotary_dim");
     REFUSED((row->rope = &rope, rope.rotary_dim = 64, rope.inv_freq = NULL), ATTND_EINVAL,
             "inv_freq");
@@ -373,6 +448,7 @@ static Suite *suite(void) {
     TCase *t = tcase_create("plan");
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, all_pieces_of_random_launches_are_the_launch, 0, 90);
+    tcase_add_test(t, masks_go_to_the_kernel_that_takes_them);
     tcase_add_test(t, empty_rows_get_one_piece_a_head);
     tcase_add_test(t, no_cta_has_more_than_its_share);
     tcase_add_test(t, one_sequence_is_cut_into_one_part_a_cta);

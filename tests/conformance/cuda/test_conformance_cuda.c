@@ -746,9 +746,7 @@ static void run_kernel(const char *name) {
         return;
     }
     worst_ratio = 0;
-    if (is_prefill || is_default) {
-        conf_add_many(is_short);
-    }
+    conf_add_many(name, is_short);
     if (!is_default) {
         add_all();
     }
