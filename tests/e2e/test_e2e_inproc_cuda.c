@@ -296,6 +296,7 @@ START_TEST(a_graph_is_replayed_with_growing_lengths) {
                 cudaMemcpy((char *)v + at * kv_bytes, b.host[l].v, kv_bytes, cudaMemcpyDefault));
         }
     }
+    CUDA_OK(cudaDeviceSynchronize()); // b.stream does not wait for copies
     uint64_t captured = open_step(&b, 1), step = captured;
     cudaGraphExec_t exec = make_graph(&b, captured);
     attnd_accept accept[SEQS] = {{.accepted = 1}, {.accepted = 1}, {.accepted = 1}};

@@ -131,6 +131,8 @@ void conf_device_put(conf_device *d, const conf_launch *l) {
     char *pool = d->pool + d->layout.first_block * d->params.shape.block_stride;
     must(cudaMemcpy(d->memory, d->image, d->bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
     must(cudaMemcpy(pool, d->pool_image, d->pool_bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    // A copy from pageable memory may end after its call, and some streams wait for nobody.
+    must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 // get_map copies the map that holds an address back.
