@@ -137,8 +137,8 @@ const srv_conf_key srv_conf_keys[] = {
      false,
      "Whether a GPU's submit thread starts the next layer of an attend_all by itself when its flag "
      "comes, if no other client's is at work, instead of being told: it polls for that for "
-     "server.flag_spin_us; auto: on machines of more than two processors.  On a GPU its times were "
-     "measured, its outputs were not checked yet; so it is off."},
+     "server.flag_spin_us; auto: on machines of more than two processors.  On a GPU its "
+     "outputs were checked, kills and cancels were not yet; so it is off."},
 
     {"limits", "message", SRV_CONF_SIZE, CONF(message_bytes), "64MiB", 64 * KIB, 256 * MIB, NULL,
      false, "Largest message; a longer one closes its connection."},
