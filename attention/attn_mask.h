@@ -34,9 +34,8 @@ static inline attn_span attn_mask_span(const attn_row *row, int32_t token_first,
 }
 
 // attn_mask_seen returns what causal and window let a token see, be it in the sequence or not:
-// token
-// + i sees from max(0, first + i) to before min(kv_len, end + i).  The ends may still be moved by
-// any number of tokens.
+// token + i sees from max(0, first + i) to before min(kv_len, end + i).  The ends may still be
+// moved by any number of tokens.
 static inline attn_span attn_mask_seen(const attn_row *row, int32_t token) {
     const int64_t most = ATTN_MAX_TOKENS;
     int64_t at = (int64_t)row->kv_len - row->q_len + token;

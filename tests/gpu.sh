@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds what runs on a GPU, tests it there (memcheck too), and times it in turns with cuDNN, with
-# what DRAM moved; the ratios come last.  Full figures are under build/gpu (or
-# $OUT).
+# what DRAM moved; the ratios come last.  Full figures are under build/gpu (or $OUT).
 #     tests/gpu.sh [LENGTHS]      LENGTHS: a file of sequence lengths, one a line, for the ragged rows
 #     tests/gpu.sh model [CELL ...]  a whole model step, attnd in process and in service mode (under an
 #                                    MPS of its own, when there is one) beside SDPA, and a prompt beside

@@ -36,8 +36,9 @@ typedef struct simd_form {
     simd_order order;
     simd_step_fn stream; // up to SIMD_STREAM_ROWS rows
     simd_head_fn packed; // more
-    // NULL, or the packed form multiplies pairs of bf16: it rounds rows of x [rows, stride] to
-    // them, in place; columns is a multiple of 2 VEC_LANES.
+    // NULL, or the form multiplies pairs of bf16: it rounds rows of x [rows, stride] to them, in
+    // place, and lays them out as the form's products read them.  Rows of q; in the packed form
+    // weights, too.  columns is a multiple of 2 VEC_LANES, in SIMD_FOURS of 64.
     void (*pair)(float *x, int64_t stride, int32_t rows, int32_t columns);
 } simd_form;
 
