@@ -22,9 +22,9 @@ void srv_gpu_prep_fini(srv_gpu_prep *p) {
 bool srv_gpu_prep_want(srv_gpu_prep *p, const attn_params *params, uint64_t ticket,
                        const srv_ahead *ahead) {
     pthread_mutex_lock(&p->lock);
-    bool free = p->state != SRV_GPU_PREP_READY && p->state != SRV_GPU_PREP_BEGUN &&
-                params->num_rows <= p->max_rows;
-    if (free) {
+    bool is_free = p->state != SRV_GPU_PREP_READY && p->state != SRV_GPU_PREP_BEGUN &&
+                   params->num_rows <= p->max_rows;
+    if (is_free) {
         memcpy(p->rows, params->rows, params->num_rows * sizeof(*p->rows));
         p->params = *params;
         p->params.rows = p->rows;
@@ -34,7 +34,7 @@ bool srv_gpu_prep_want(srv_gpu_prep *p, const attn_params *params, uint64_t tick
         __atomic_store_n(&p->wanted, 1, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&p->lock);
-    return free;
+    return is_free;
 }
 
 bool srv_gpu_prep_forget(srv_gpu_prep *p, uint64_t ticket) {

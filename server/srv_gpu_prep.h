@@ -4,8 +4,8 @@
 //     NONE --want--> WANTED --fill--> READY --take, its flag is raised--> BEGUN --settle--> NONE
 //                                       '------claim, by any other launch-------------------'
 //
-// Loop thread: want, forget, unwatch, settle, begun, watched.  Submit thread: fill, claim, take,
-// watch. `wanted`, begun and watched take no lock.
+// Loop thread: want, forget, unwatch, begun, watched, is_own, settle.  Submit thread: is_wanted,
+// fill, watch, take, claim.  is_wanted, begun, watched and is_own take no lock.
 #ifndef ATTND_SERVER_SRV_GPU_PREP_H
 #define ATTND_SERVER_SRV_GPU_PREP_H
 
