@@ -36,7 +36,8 @@ typedef struct srv_transport_ops {
     void (*reply_send)(srv_request *rq);
     // drop takes a request that cannot be answered, for want of memory, and closes its connection.
     void (*drop)(srv_request *rq);
-    // close closes the connection; srv_conn_lost follows from the loop.
+    // close closes the connection; the lost of srv_nng_opts or srv_rings_opts follows, from the
+    // loop.
     void (*close)(srv_conn *conn);
 } srv_transport_ops;
 

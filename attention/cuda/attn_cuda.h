@@ -20,8 +20,8 @@
 //     block_tokens a multiple of 16; head-major blocks: stride_k_token = stride_v_token = head_dim
 //     pool, block_stride, k_offset, v_offset and head strides aligned to 16 bytes; q, k_new, v_new
 //     and out and their strides too
-//     no k_scale, v_scale; with a block mask, or a tree mask of more than 32 tokens, no forced
-//     splits
+//     no k_scale, v_scale; where there is a prefill kernel, no forced splits with a block mask, or
+//     a tree mask of more than 32 tokens
 //
 // Two kernels share out the rows of a launch:
 //     decode   cuts the keys of a row over the SMs (append and RoPE in the same kernel).  Query
@@ -46,7 +46,7 @@
 extern "C" {
 #endif
 
-typedef struct attn_cuda attn_cuda;           // the struct is in attn_cuda.cu
+typedef struct attn_cuda attn_cuda;           // the struct is in attn_cuda.c
 typedef struct attn_cuda_plan attn_cuda_plan; // likewise
 
 typedef struct attn_cuda_opts {
@@ -69,7 +69,7 @@ attnd_err attn_cuda_create(attn_cuda **out, const attn_cuda_opts *opts, attnd_er
 void attn_cuda_free(attn_cuda *cuda);
 
 // attn_cuda_plan_create makes room for plans of up to max_records records over one shape: pinned
-// host memory and device memory of some 700 bytes a record.  A row needs one record; a row that is
+// host memory and device memory of some 600 bytes a record.  A row needs one record; a row that is
 // decoded, one more for each further 64 of its query rows (q_count * q_heads / kv_heads), counted
 // in each query block of a block mask by itself.  ATTND_EINVAL and ATTND_ENOTSUP with the field of
 // a shape that is wrong or not supported, ATTND_ENOMEM, ATTND_ECUDA.  The caller owns *out:
