@@ -75,7 +75,6 @@ typedef struct slot {
 } slot;
 
 typedef struct url {
-    char text[SRV_URL_BYTES];
     nng_listener listener;
     srv_path path; // lock_fd -1 when not ipc
 } url;
@@ -547,10 +546,9 @@ static attnd_err listen_on(srv_nng *t, const char *text, attnd_errinfo *info) {
                                         : "%.120s: neither ipc:// nor tcp://",
                           text);
     }
-    if (strlen(text) >= sizeof(u->text)) {
+    if (strlen(text) >= SRV_URL_BYTES) {
         return attnd_fail(info, ATTND_EINVAL, "listen", "a URL is too long");
     }
-    strcpy(u->text, text);
     attnd_err err = ipc ? srv_path_claim(&u->path, text + 6, info) : ATTND_OK;
     if (err) {
         return err;
@@ -688,10 +686,6 @@ void srv_nng_close(srv_nng *t) {
 
 void srv_nng_set_send_timeout(srv_nng *t, uint64_t ms) {
     t->opts.send_timeout_ms = ms;
-}
-
-const char *srv_nng_url(const srv_nng *t, uint32_t i) {
-    return i < t->num_urls ? t->urls[i].text : NULL;
 }
 
 void srv_nng_get_info(const srv_nng *t, srv_nng_info *out) {

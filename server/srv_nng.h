@@ -61,9 +61,6 @@ uint64_t srv_nng_expire(srv_nng *t, uint64_t now_ms, uint64_t hello_timeout_ms);
 // srv_nng_set_send_timeout changes it for replies from now on.
 void srv_nng_set_send_timeout(srv_nng *t, uint64_t ms);
 
-// srv_nng_url returns a URL it listens on, NULL past the last one.
-const char *srv_nng_url(const srv_nng *t, uint32_t i);
-
 void srv_nng_get_info(const srv_nng *t, srv_nng_info *out);
 
 // srv_nng_fini ends NNG's threads, once, at the end of the process.

@@ -63,10 +63,6 @@ void srv_notify_ready(const char *status) {
     tell("READY=1\nSTATUS=", status, "", -1);
 }
 
-void srv_notify_status(const char *status) {
-    tell("STATUS=", status, "", -1);
-}
-
 void srv_notify_stopping(const char *status) {
     tell("STOPPING=1\nSTATUS=", status, "", -1);
 }

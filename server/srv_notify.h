@@ -12,7 +12,6 @@
 #include <stdint.h>
 
 void srv_notify_ready(const char *status);
-void srv_notify_status(const char *status);
 void srv_notify_stopping(const char *status);
 void srv_notify_alive(void);
 
