@@ -9,7 +9,7 @@
 #include "proto/clock.h"
 #include "tests/e2e/service_client.h"
 
-enum { IDLE = 64, WINDOWS = 7, WINDOW_MS = 200, TRIES = 5, MIB = 1 << 20 };
+enum { IDLE = 64, WINDOWS = 7, WINDOW_MS = 200, TRIES = 8, MIB = 1 << 20 };
 
 static const char *const flags[] = {"--set", "cache.memory=64MiB", "--set", "cache.slab=1MiB",
                                     NULL};
@@ -94,32 +94,38 @@ static double busy_ms(void) {
     return (double)(user + system) * 1000 / (double)sysconf(_SC_CLK_TCK);
 }
 
+// waits_cost_nothing asserts that 64 calls that wait take the daemon no time.
+static void waits_cost_nothing(void) {
+    e2e_sleep_ms(300); // cold by now
+    double before = busy_ms();
+    e2e_sleep_ms(1000);
+    double busy = busy_ms() - before;
+    ck_assert_msg(busy <= 100, "64 calls that wait take %g ms a second", busy);
+}
+
+// The rate alone is taken before and after, and the lower one counts: others use this machine, too.
 START_TEST(sessions_that_never_become_ready_cost_nothing) {
     static runtime worker, idle[IDLE];
     e2e_start(&d, flags);
     snprintf(path, sizeof(path), "%s.attach", d.path);
     start(&worker);
-    median_rate(&worker);
-    uint32_t alone = 0, beside = 0;
+    uint32_t alone = median_rate(&worker), beside = 0;
     bool good = false;
-    for (int try = 0; try < TRIES && !good; try++) { // others use this machine, too
-        alone = median_rate(&worker);
+    for (int try = 0; try < TRIES && !good; try++) {
+        uint32_t before = try == 0 ? median_rate(&worker) : alone;
         for (int i = 0; i < IDLE; i++) {
             start(&idle[i]);
             service_send(&idle[i].s, &idle[i].all, sizeof(idle[i].all));
         }
         beside = median_rate(&worker);
-        good = beside >= 0.95 * alone;
-        if (!good || try == 0) {
-            e2e_sleep_ms(300); // cold by now
-            double before = busy_ms();
-            e2e_sleep_ms(1000);
-            double busy = busy_ms() - before;
-            ck_assert_msg(busy <= 100, "64 calls that wait take %g ms a second", busy);
+        if (try == 0) {
+            waits_cost_nothing();
         }
         for (int i = 0; i < IDLE; i++) {
             service_close(&idle[i].s);
         }
+        alone = median_rate(&worker);
+        good = beside >= 0.95 * (before < alone ? before : alone);
     }
     printf("%u calls in %d ms alone, %u beside %d that wait\n", alone, WINDOW_MS, beside, IDLE);
     ck_assert_msg(good, "%u calls beside %d that wait, %u alone", beside, IDLE, alone);
