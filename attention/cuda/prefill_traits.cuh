@@ -96,8 +96,8 @@ struct prefill_traits {
     static constexpr int kQueryTileBytes = 64 * 128;
     static constexpr int kGroupBytes = kHalves * kQueryTileBytes; // queries of a warpgroup
     static constexpr int kTasks = kHeadDim == 128 ? 2 : 3;        // under way, as many as fit
-    static constexpr int kStepsAhead =
-        3; // at most so many are still to be loaded, when one is taken
+    // A task is taken when at most so many steps of those before are still to be loaded.
+    static constexpr int kStepsAhead = 3;
 
     struct smem {
         alignas(1024) unsigned char q[kTasks][kConsumers * kGroupBytes]; // then the outputs
