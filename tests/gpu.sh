@@ -74,7 +74,7 @@ fi
 
 say "build"
 if [ -z "$given" ] && pkg-config --exists libuv libcjson inih libxxhash check; then
-    make_targets -- attnd attnctl attn-bench decoder attnd_faulty test_e2e_gpu test_e2e_decoder test_e2e_inproc_cuda \
+    make_targets -- attnd attnctl attn-bench decoder attnd_faulty test_e2e_gpu test_e2e_gpu_mask test_e2e_decoder test_e2e_inproc_cuda \
         test_e2e_streams_cuda test_e2e_streams_end_cuda \
         test_conformance_cuda test_attn_cuda_memory test_attn_cuda_plan test_attn_prefill
 elif ! place tests/test_conformance_cuda >/dev/null; then
@@ -100,7 +100,7 @@ fi
 bench=$(place attn-bench)
 
 # Correctness, all of it side by side; what is printed comes in order.
-for kernel in bulk portable prefill default; do
+for kernel in bulk portable prefill default plans; do
     own timeout 200 "$conformance" --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 &
     jobs_of[$!]="tests: $kernel|$out/tests_$kernel.txt|16"
 done

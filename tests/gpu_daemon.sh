@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the daemon on a GPU, from a build folder: load over both transports with every output row
-# checked, the decoder beside the float64 reference, tiers, clients that attend in process, errors and
-# the loss of the device, memcheck.
+# checked, the decoder and block masks beside the float64 reference, tiers, clients that attend in
+# process, errors and the loss of the device, memcheck.
 # A line for each, and "all passed" or "FAILED" last.  Full output is under build/gpu (or $OUT).
 #     tests/gpu_daemon.sh BUILD
 set -uo pipefail
@@ -84,6 +84,7 @@ done
 export ATTND_E2E_DEVICE=cuda:0
 check "e2e decoder" env CK_RUN_CASE=bf16 ATTND_E2E_BINARY="$build/attnd" \
     "$build/tests/test_e2e_decoder"
+check "block masks" env ATTND_E2E_BINARY="$build/attnd" "$build/tests/test_e2e_gpu_mask"
 check "tiers" env ATTND_E2E_BINARY="$build/attnd" "$build/tests/test_e2e_tiers_gpu"
 check "in process" env ATTND_E2E_BINARY="$build/attnd" "$build/tests/test_e2e_inproc_cuda"
 check "service mode" tests/gpu_service.sh "$build" values ends rate torch

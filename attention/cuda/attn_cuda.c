@@ -183,10 +183,6 @@ bool attn_cuda_prefills(const attn_cuda *cuda) {
     return cuda->prefill_rows != 0;
 }
 
-attn_cuda_masks attn_cuda_takes_masks(const attn_cuda *cuda) {
-    return attn_cuda_prefills(cuda) ? ATTN_CUDA_MASKS_PREFILL : ATTN_CUDA_MASKS_DECODE;
-}
-
 // find_instance returns the kernel of a shape that attn_cuda_check_shape passed, NULL when this
 // build left it out.
 static const instance *find_instance(bool is_bulk, const attn_shape *shape) {
@@ -196,6 +192,22 @@ static const instance *find_instance(bool is_bulk, const attn_shape *shape) {
         }
     }
     return NULL;
+}
+
+// find_prefill does the same; NULL also when the engine does not prefill.
+static const prefill_instance *find_prefill(const attn_cuda *cuda, const attn_shape *shape) {
+    const prefill_instance *i = prefill_instances;
+    while (i->name && (i->head_dim != shape->head_dim || i->dtype != shape->q_dtype)) {
+        i++;
+    }
+    return i->name && attn_cuda_prefills(cuda) ? i : NULL;
+}
+
+attn_cuda_masks attn_cuda_takes_masks(const attn_cuda *cuda, const attn_shape *shape) {
+    if (find_prefill(cuda, shape)) {
+        return ATTN_CUDA_MASKS_PREFILL;
+    }
+    return find_instance(false, shape) ? ATTN_CUDA_MASKS_DECODE : ATTN_CUDA_MASKS_NONE;
 }
 
 // run_tokens_log2 is how many tokens of one head lie side by side for sure, up to 2^most_log2.
@@ -215,15 +227,11 @@ static int32_t exact_log2(int32_t x) {
 static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_errinfo *info) {
     const attn_cuda *cuda = plan->cuda;
     attnd_err err = ATTND_OK;
-    const prefill_instance *i = prefill_instances;
-    while (i->name && (i->head_dim != plan->shape.head_dim || i->dtype != plan->shape.q_dtype)) {
-        i++;
-    }
-    if (!i->name || cuda->prefill_rows == 0) {
+    plan->prefill = find_prefill(cuda, &plan->shape);
+    if (!plan->prefill) {
         return ATTND_OK;
     }
-    plan->prefill = i;
-    plan->prefill_fn = i->get();
+    plan->prefill_fn = plan->prefill->get();
     plan->limits.prefill = (attn_prefill_limits){.max_records = max_records,
                                                  .tile_rows = plan->prefill_fn.tile_rows,
                                                  .ctas = cuda->num_ctas,
@@ -247,12 +255,9 @@ fail:
 // set_masks finds what computes the masks that the bulk kernel does not take.
 static attnd_err set_masks(attn_cuda_plan *plan, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
-    plan->limits.masks = plan->prefill ? ATTN_CUDA_MASKS_PREFILL : ATTN_CUDA_MASKS_DECODE;
+    plan->limits.masks = attn_cuda_takes_masks(plan->cuda, &plan->shape);
     if (plan->limits.masks == ATTN_CUDA_MASKS_DECODE && plan->kernel->is_bulk) {
         plan->portable = find_instance(false, &plan->shape);
-        plan->limits.masks = plan->portable ? ATTN_CUDA_MASKS_DECODE : ATTN_CUDA_MASKS_NONE;
-    }
-    if (plan->portable) {
         plan->portable_fn = plan->portable->get();
         ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->portable_fn.function,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -130,14 +130,14 @@ attnd_err attn_cuda_run(attn_cuda_plan *plan, const attn_params *p, void *stream
 // attn_cuda_prefills is true when there is a prefill kernel.
 bool attn_cuda_prefills(const attn_cuda *cuda);
 
-// attn_cuda_masks is what computes rows with a block mask, or with a tree mask of more than 32
-// tokens.
+// attn_cuda_masks is what computes rows of a shape with a block mask, or with a tree mask of more
+// than 32 tokens: what there is on this GPU in this build, which may have but some of the kernels.
 typedef enum attn_cuda_masks {
     ATTN_CUDA_MASKS_NONE,    // nothing: they are refused
     ATTN_CUDA_MASKS_PREFILL, // prefill, without forced splits
     ATTN_CUDA_MASKS_DECODE,  // decode, by the portable kernel
 } attn_cuda_masks;
-attn_cuda_masks attn_cuda_takes_masks(const attn_cuda *cuda);
+attn_cuda_masks attn_cuda_takes_masks(const attn_cuda *cuda, const attn_shape *shape);
 
 // attn_cuda_kernel returns the name of the kernel that the engine takes: "bulk" or "portable".
 const char *attn_cuda_kernel(const attn_cuda *cuda);

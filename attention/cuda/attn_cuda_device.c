@@ -170,22 +170,16 @@ static attnd_err device_open(attn_device **out, const attn_device_opts *opts, at
 
 // ---- plans
 
-// records_of_row returns how many records a row of so many query tokens needs when it is decoded.
-static uint64_t records_of_row(const attn_shape *shape, uint32_t tokens) {
-    uint32_t group = (uint32_t)(shape->q_heads / shape->kv_heads);
-    uint32_t heads = group < ATTN_CUDA_QUERY_ROWS ? group : ATTN_CUDA_QUERY_ROWS;
-    uint32_t parts = (group + heads - 1) / heads, at_once = ATTN_CUDA_QUERY_ROWS / heads;
-    return (uint64_t)parts * (tokens > 0 ? (tokens - 1) / at_once + 1 : 1);
-}
-
 // records_of returns for how many records a plan of a launch is to have room: max_rows decodes of
 // DECODE_TOKENS tokens, or all that the launch needs when nothing of it is prefilled, within
 // MAX_RECORDS.
 static uint32_t records_of(const cuda_device *d, const attn_params *p) {
-    uint64_t least = d->max_rows * records_of_row(&p->shape, DECODE_TOKENS);
+    const attn_cuda_masks masks = attn_cuda_takes_masks(d->engine, &p->shape);
+    const attn_row decode = {.q_count = DECODE_TOKENS};
+    uint64_t least = d->max_rows * attn_cuda_row_records(&p->shape, &decode, masks);
     uint64_t num = 0;
     for (uint32_t i = 0; i < p->num_rows; i++) {
-        num += records_of_row(&p->shape, (uint32_t)p->rows[i].q_count);
+        num += attn_cuda_row_records(&p->shape, &p->rows[i], masks);
     }
     num = num < least ? least : num;
     return num < MAX_RECORDS ? (uint32_t)num : MAX_RECORDS;
@@ -253,10 +247,7 @@ static attnd_err device_check_row(const attn_device *pub, const attn_shape *shap
                                   const attn_row *row, attnd_errinfo *info) {
     const cuda_device *d = (const cuda_device *)pub;
     attn_params p = {.shape = *shape};
-    if (row->block_mask) { // the kernels take them, but no buffer's lists have been on a GPU yet
-        return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not by a daemon on a GPU");
-    }
-    return attn_cuda_check_row(&p, row, attn_cuda_takes_masks(d->engine), 0, info);
+    return attn_cuda_check_row(&p, row, attn_cuda_takes_masks(d->engine, shape), 0, info);
 }
 
 // ---- in stream order

@@ -130,14 +130,12 @@ static plan_set *find_set(const cuda_engine *c, const attn_engine_model *model, 
     return set;
 }
 
-// records_of returns how many records a launch takes at most (attn_cuda_plan_create).
-static uint32_t records_of(const attn_params *p) {
-    uint32_t group = (uint32_t)(p->shape.q_heads / p->shape.kv_heads);
+// records_of returns how many records a launch takes at most.
+static uint32_t records_of(const cuda_engine *c, const attn_params *p) {
+    const attn_cuda_masks masks = attn_cuda_takes_masks(c->cuda, &p->shape);
     uint64_t num = 0;
     for (uint32_t i = 0; i < p->num_rows; i++) {
-        num += ((uint64_t)p->rows[i].q_count * group + ATTN_CUDA_QUERY_ROWS - 1) /
-                   ATTN_CUDA_QUERY_ROWS +
-               1;
+        num += attn_cuda_row_records(&p->shape, &p->rows[i], masks);
     }
     return num < UINT32_MAX ? (uint32_t)num : UINT32_MAX;
 }
@@ -147,7 +145,7 @@ static uint32_t records_of(const attn_params *p) {
 static attnd_err set_of(cuda_engine *c, const attn_engine_model *model, const attn_params *p,
                         plan_set **out, attnd_errinfo *info) {
     plan_set *set = find_set(c, model, 0);
-    uint32_t records = records_of(p);
+    uint32_t records = records_of(c, p);
     if (set && set->max_records >= records) {
         *out = set;
         return ATTND_OK;
@@ -233,7 +231,7 @@ end:
 static attnd_err capture(cuda_engine *c, const attn_engine_step *s, const attn_params *p,
                          const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info) {
     plan_set *set = find_set(c, NULL, s->handle);
-    attnd_err err = set ? ATTND_OK : make_set(c, s->model, s->handle, records_of(p), &set, info);
+    attnd_err err = set ? ATTND_OK : make_set(c, s->model, s->handle, records_of(c, p), &set, info);
     if (!err) {
         err = attn_cuda_plan_set(set->plans[args->layer], p, choice, info);
     }
@@ -483,7 +481,7 @@ static attnd_err check_model(attn_engine *e, const attn_model *m, attnd_errinfo 
         attn_row row = {.q_len = 0};
         attn_params p = {.shape = m->shape};
         attn_layer_fill(m, l, &row);
-        err = attn_cuda_check_row(&p, &row, attn_cuda_takes_masks(c->cuda), l, info);
+        err = attn_cuda_check_row(&p, &row, attn_cuda_takes_masks(c->cuda, &m->shape), l, info);
     }
     return err;
 }

@@ -199,6 +199,10 @@ static attnd_err check_params(const attn_params *p, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
+static uint32_t ceil_div(uint64_t a, uint64_t b) {
+    return (uint32_t)((a + b - 1) / b);
+}
+
 // maker is the plan while it is made.
 typedef struct maker {
     const attn_params *p;
@@ -361,8 +365,27 @@ static attnd_err add_row(maker *m, const attn_row *row, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
-static uint32_t ceil_div(uint64_t a, uint64_t b) {
-    return (uint32_t)((a + b - 1) / b);
+// token_records returns how many records so many tokens of one query block take.
+static uint64_t token_records(const attn_shape *s, int32_t tokens) {
+    const uint32_t group = (uint32_t)(s->q_heads / s->kv_heads);
+    const uint32_t heads = group < ATTN_CUDA_QUERY_ROWS ? group : ATTN_CUDA_QUERY_ROWS;
+    return (uint64_t)ceil_div(group, heads) *
+           ceil_div((uint64_t)tokens, ATTN_CUDA_QUERY_ROWS / heads);
+}
+
+uint64_t attn_cuda_row_records(const attn_shape *s, const attn_row *row, attn_cuda_masks masks) {
+    if (row->q_count == 0) {
+        return row->new_len > 0;
+    }
+    if (is_masked(row) && masks == ATTN_CUDA_MASKS_PREFILL) {
+        return 1;
+    }
+    const int32_t rest = block_rest(row, row->q_first);
+    const int32_t first = rest < row->q_count ? rest : row->q_count;
+    const int32_t block = row->block_mask ? row->block_mask->q_block : ATTN_MAX_TOKENS;
+    const int32_t behind = row->q_count - first;
+    return token_records(s, first) + (uint64_t)(behind / block) * token_records(s, block) +
+           token_records(s, behind % block);
 }
 
 // small_part returns the tiles of a part with which every CTA gets at most one part and none gets

@@ -161,6 +161,10 @@ attnd_err attn_cuda_check_shape(const attn_shape *shape, attnd_errinfo *info);
 attnd_err attn_cuda_check_row(const attn_params *p, const attn_row *row, attn_cuda_masks masks,
                               uint32_t i, attnd_errinfo *info);
 
+// attn_cuda_row_records returns how many records a row that was checked takes when it is decoded,
+// each up to 64 query rows of one query block; one when only prefill can take it.
+uint64_t attn_cuda_row_records(const attn_shape *shape, const attn_row *row, attn_cuda_masks masks);
+
 // attn_cuda_plan_make checks all rows and writes the plan of those that the prefill kernel does not
 // take to *head, which has room for max_records records behind the starts, aligned to 16, and, with
 // ATTN_CUDA_MASKS_DECODE, for as many masks.  Errors: see attn_cuda_plan_set.

@@ -259,6 +259,11 @@ START_TEST(all_pieces_of_random_launches_are_the_launch) {
         }
     }
     ATTND_CK_OK(make(NULL));
+    uint64_t records = 0;
+    for (uint32_t n = 0; n < num; n++) {
+        records += attn_cuda_row_records(&params.shape, &rows[n], limits.masks);
+    }
+    ck_assert_uint_eq(records, plan.head.num_records);
     walk();
     if (_i % 4 == 0) {
         check_records();
@@ -294,6 +299,13 @@ START_TEST(masks_go_to_the_kernel_that_takes_them) {
     ck_assert_uint_eq(plan.head.num_masks, 5);
     ck_assert_int_eq(record_at(0)->tokens, 3);
     ck_assert_int_eq(record_at(4)->tokens, 1);
+    ck_assert_uint_eq(attn_cuda_row_records(&params.shape, row, ATTN_CUDA_MASKS_DECODE), 5);
+    ck_assert_uint_eq(attn_cuda_row_records(&params.shape, row, ATTN_CUDA_MASKS_PREFILL), 1);
+    mask.q_block = 20; // 5 to 19, 20 to 32
+    ck_assert_uint_eq(attn_cuda_row_records(&params.shape, row, ATTN_CUDA_MASKS_DECODE), 2);
+    mask.q_block = 24; // 5 to 20, 21 to 23, 24 to 32
+    ck_assert_uint_eq(attn_cuda_row_records(&params.shape, row, ATTN_CUDA_MASKS_DECODE), 3);
+    mask.q_block = 8;
     limits.max_records = 4;
     ATTND_CK_ERR(make(&info), ATTND_EMSGSIZE);
 }
