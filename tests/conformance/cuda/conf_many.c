@@ -1,8 +1,6 @@
 // Launches with rows of many query tokens, and block masks.
-#include <stdio.h>
 #include <string.h>
 
-#include "attention/cuda/attn_cuda_device.h"
 #include "tests/conformance/cuda/conf_cases.h"
 
 static conf_spec many(attnd_dtype dtype, int32_t head_dim, uint64_t seed) {
@@ -131,53 +129,6 @@ conf_spec conf_chunked(int i) {
     s.num_rows = 1;
     s.rows[0] = (conf_row){900, 400, 0, 0, 400};
     return s;
-}
-
-const char *conf_long_rows_are_planned(void) {
-    static uint16_t memory[64] __attribute__((aligned(16))); // planned, never read
-    static char wrong[256];
-    const attn_device_ops *ops = &attn_cuda_device_ops;
-    attnd_errinfo info = {0};
-    attn_device *d = NULL;
-    attn_device_opts opts = {.arena_bytes = 1 << 20, .buffer_bytes = 1 << 20, .max_rows = 1};
-    attn_row row = {.q = memory,
-                    .out = memory,
-                    .table = (const uint32_t *)(const void *)memory,
-                    .stride_q_token = 4 * 128,
-                    .stride_q_head = 128,
-                    .stride_out_token = 4 * 128,
-                    .stride_out_head = 128,
-                    .window_left = -1,
-                    .window_right = -1};
-    attn_params p = {.shape = {.q_dtype = ATTND_BF16,
-                               .kv_dtype = ATTND_BF16,
-                               .q_heads = 4,
-                               .kv_heads = 1,
-                               .head_dim = 128,
-                               .v_head_dim = 128,
-                               .block_tokens = 16,
-                               .stride_k_token = 128,
-                               .stride_k_head = 16 * 128,
-                               .stride_v_token = 128,
-                               .stride_v_head = 16 * 128,
-                               .block_stride = 2 * 16 * 128 * 2},
-                     .pool = memory,
-                     .pool_bytes = 1 << 20,
-                     .num_blocks = 128,
-                     .rows = &row,
-                     .num_rows = 1,
-                     .num_splits = 2}; // all rows are decoded
-    attnd_err err = ops->open(&d, &opts, &info);
-    for (int32_t tokens = 1; err == ATTND_OK && tokens <= 4096; tokens *= 4) {
-        row.kv_len = 100;
-        row.q_len = row.q_count = tokens;
-        err = ops->plan(d, 0, &p, NULL, &info);
-    }
-    if (d) {
-        ops->close(d);
-    }
-    snprintf(wrong, sizeof(wrong), "%s: %s", attnd_errname(err), info.text);
-    return err == ATTND_OK ? NULL : wrong;
 }
 
 // Masks of rows that are cut in splits, some over blocks as long as a split, which then may see
