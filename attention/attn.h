@@ -177,6 +177,11 @@ typedef struct attn_choice {
 // ATTND_EINVAL or ATTND_ENOTSUP with the field's name in *info (may be NULL).  Any thread.
 attnd_err attn_check(const attn_params *p, attnd_errinfo *info);
 
+// attn_check_mask checks the lists of a row's block mask alone, as attn_check does, if it has one;
+// i is the row's number, for the text.
+attnd_err attn_check_mask(const attn_shape *shape, const attn_row *row, uint32_t i,
+                          attnd_errinfo *info);
+
 // attn_check_shape is the part of attn_check that concerns the shape alone, for a daemon that
 // accepts a model.  Any thread.
 attnd_err attn_check_shape(const attn_shape *shape, attnd_errinfo *info);

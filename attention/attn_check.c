@@ -339,8 +339,8 @@ static attnd_err check_list(const attn_block_mask *mask, int32_t q_block, uint32
     return ATTND_OK;
 }
 
-static attnd_err check_block_mask(const attn_shape *s, const attn_row *row, uint32_t i,
-                                  attnd_errinfo *info) {
+attnd_err attn_check_mask(const attn_shape *s, const attn_row *row, uint32_t i,
+                          attnd_errinfo *info) {
     const attn_block_mask *mask = row->block_mask;
     if (!mask || row->q_len == 0) {
         return ATTND_OK;
@@ -364,7 +364,7 @@ static attnd_err check_row(const attn_params *p, uint32_t i, attnd_errinfo *info
     TRY(check_tensors(&p->shape, row, i, info));
     TRY(check_table(p, row, i, info));
     TRY(check_arrays(&p->shape, row, i > 0 ? row - 1 : NULL, i, info));
-    return check_block_mask(&p->shape, row, i, info);
+    return attn_check_mask(&p->shape, row, i, info);
 }
 
 attnd_err attn_check(const attn_params *p, attnd_errinfo *info) {

@@ -26,6 +26,7 @@ void attn_engine_close(void *state) {
         e->steps = s->next;
         e->ops->drop(e, s);
         e->ops->free(e, &s->memory);
+        e->ops->free(e, &s->lists);
         free(s->seqs);
         free(s->tables);
         free(s);
@@ -281,6 +282,7 @@ static attnd_err open_step(attn_engine *e, const attnd_engine_step *in, attnd_er
     s->num_seqs = in->num_seqs;
     s->rows = s->new_rows = 0;
     s->uploaded = s->has_tokens = s->captures = false;
+    s->lists_used = s->lists_shown = 0;
     memset(s->attended, 0, sizeof(s->attended));
     for (uint32_t i = 0; i < in->num_seqs; i++) {
         copy_seq(s, i, &in->seqs[i]);
@@ -492,24 +494,47 @@ static attnd_err make_rows(attn_engine *e, uint32_t num, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
-static attnd_err cut_mask(attn_engine *e, const attn_engine_step *s, const attnd_block_mask *mask,
-                          attnd_errinfo *info) {
-    if (!e->ops->block_masks) {
-        return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not in process on a GPU");
+// show_mask copies the lists of a mask, once its part of each row was checked, to where launches
+// see them.
+static attnd_err show_mask(attn_engine *e, attn_engine_step *s, const attnd_attend_args *a,
+                           const attn_params *p, attnd_errinfo *info) {
+    const attnd_block_mask *mask = a->block_mask;
+    const size_t starts = (size_t)mask->num_query_blocks + 1;
+    const size_t listed = mask->start[mask->num_query_blocks];
+    attn_engine_memory m;
+    attnd_err err = ATTND_OK;
+    for (uint32_t i = 0; i < p->num_rows && !err; i++) {
+        err = attn_check_mask(&p->shape, &p->rows[i], i, info);
     }
-    return attn_mask_cut(s->seqs, s->num_seqs, mask->q_block, mask->num_query_blocks, mask->start,
-                         mask->kv_blocks, e->masks, info);
+    if (!err) {
+        err = e->ops->lists(e, s, a, (starts + listed) * sizeof(uint32_t), &m, info);
+    }
+    if (err) {
+        return err;
+    }
+    uint32_t *host = (uint32_t *)(void *)m.host;
+    const uint32_t *device = (const uint32_t *)(const void *)m.device;
+    memcpy(host, mask->start, starts * sizeof(*host));
+    if (listed > 0) {
+        memcpy(host + starts, mask->kv_blocks, listed * sizeof(*host));
+    }
+    for (uint32_t i = 0; i < s->num_seqs; i++) {
+        e->masks[i].start = device + (e->masks[i].start - mask->start);
+        e->masks[i].kv_blocks = device + starts;
+    }
+    return ATTND_OK;
 }
 
-attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,
-                             const attnd_attend_args *args, attn_params *out, attn_rope *rope,
-                             attnd_errinfo *info) {
+attnd_err attn_engine_params(attn_engine *e, attn_engine_step *s, const attnd_attend_args *args,
+                             attn_params *out, attn_rope *rope, attnd_errinfo *info) {
+    const attnd_block_mask *mask = args->block_mask;
     attnd_err err = check_args(s, args, info);
     if (!err) {
         err = make_rows(e, s->num_seqs, info);
     }
-    if (!err && args->block_mask) {
-        err = cut_mask(e, s, args->block_mask, info);
+    if (!err && mask) {
+        err = attn_mask_cut(s->seqs, s->num_seqs, mask->q_block, mask->num_query_blocks,
+                            mask->start, mask->kv_blocks, e->masks, info);
     }
     if (err) {
         return err;
@@ -521,7 +546,7 @@ attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,
                          .rows = e->rows,
                          .deterministic = e->deterministic};
     out->num_rows = fill_rows(e, s, args, rope);
-    return ATTND_OK;
+    return mask && e->ops->lists ? show_mask(e, s, args, out, info) : ATTND_OK;
 }
 
 void attn_engine_mark(attn_engine_step *s, uint32_t layer) {

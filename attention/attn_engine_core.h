@@ -42,11 +42,12 @@ typedef struct attn_engine_step {
     bool uploaded, runs; // memory is where launches see it; something may still use it
     bool captures;       // the last run was a capture: nothing was attended
     void *stream, *event;
+    attn_engine_memory lists;       // of block masks; bytes of it
+    size_t lists_used, lists_shown; // that are used, and that launches see
 } attn_engine_step;
 
 // attn_engine_ops is what a kind of memory does.  Called one at a time, under the engine's lock.
 typedef struct attn_engine_ops {
-    bool block_masks; // launches can read the caller's
     // open maps the arena: fills in pool, pool_bytes and backend.
     attnd_err (*open)(attn_engine *e, const attnd_engine_opts *opts, attnd_errinfo *info);
     void (*close)(attn_engine *e); // accepts a half-made one
@@ -57,6 +58,11 @@ typedef struct attn_engine_ops {
     attnd_err (*alloc)(attn_engine *e, attn_engine_memory *out, size_t bytes, attnd_errinfo *info);
     attnd_err (*show)(attn_engine *e, const attn_engine_memory *m, attnd_errinfo *info);
     void (*free)(attn_engine *e, attn_engine_memory *m); // all zero: does nothing
+    // lists gives *out, bytes for the lists of an attend's block mask, which its run shows to
+    // launches.  ATTND_ENOMEM, ATTND_ECUDA, ATTND_ENOTSUP: not with these args.  NULL: launches
+    // read the caller's lists.
+    attnd_err (*lists)(attn_engine *e, attn_engine_step *s, const attnd_attend_args *args,
+                       size_t bytes, attn_engine_memory *out, attnd_errinfo *info);
     // run runs a launch; pointers of its rows are device's.
     attnd_err (*run)(attn_engine *e, attn_engine_step *s, const attn_params *p,
                      const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info);
@@ -113,9 +119,8 @@ attnd_err attn_engine_settle(void *state, attnd_errinfo *info);
 
 // attn_engine_params checks args against an open step and writes the rows of their launch to
 // e->rows; *rope is kept as long as the rows.  For backends' replay.
-attnd_err attn_engine_params(attn_engine *e, const attn_engine_step *s,
-                             const attnd_attend_args *args, attn_params *out, attn_rope *rope,
-                             attnd_errinfo *info);
+attnd_err attn_engine_params(attn_engine *e, attn_engine_step *s, const attnd_attend_args *args,
+                             attn_params *out, attn_rope *rope, attnd_errinfo *info);
 void attn_engine_mark(attn_engine_step *s, uint32_t layer); // as attended
 
 #endif

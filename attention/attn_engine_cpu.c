@@ -107,8 +107,7 @@ static bool busy(attn_engine *e, attn_engine_step *s) {
     return false;
 }
 
-static const attn_engine_ops ops = {.block_masks = true,
-                                    .open = engine_open,
+static const attn_engine_ops ops = {.open = engine_open,
                                     .close = engine_close,
                                     .check_model = check_model,
                                     .alloc = alloc,

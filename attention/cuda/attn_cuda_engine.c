@@ -168,18 +168,25 @@ end:
 
 // ---- launches
 
-// show_tables copies a step's tables, positions and masks in the stream, once.
+// show_tables copies a step's tables, positions and tree masks in the stream, once, and lists of
+// block masks as they come.
 static attnd_err show_tables(attn_engine_step *s, void *stream, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
     if (s->uploaded && s->stream != stream) {
         return attnd_fail(info, ATTND_EINVAL, "stream", "the step's other layers are in another");
     }
+    s->runs = true; // from here on the stream uses its memory
     if (!s->uploaded) {
         s->stream = stream;
-        s->runs = true; // from here on the stream uses its memory
         TRY_CUDA(cudaMemcpyAsync(s->memory.device, s->memory.host, s->used, cudaMemcpyHostToDevice,
                                  (cudaStream_t)stream));
         s->uploaded = true;
+    }
+    if (s->lists_shown < s->lists_used) {
+        TRY_CUDA(cudaMemcpyAsync(s->lists.device + s->lists_shown, s->lists.host + s->lists_shown,
+                                 s->lists_used - s->lists_shown, cudaMemcpyHostToDevice,
+                                 (cudaStream_t)stream));
+        s->lists_shown = s->lists_used;
     }
 end:
     return err;
@@ -243,16 +250,24 @@ static attnd_err capture(cuda_engine *c, const attn_engine_step *s, const attn_p
     return err;
 }
 
+static attnd_err is_capturing(const void *stream, bool *out, attnd_errinfo *info) {
+    enum cudaStreamCaptureStatus status;
+    attnd_err err = ATTND_OK;
+    TRY_CUDA(cudaStreamIsCapturing((cudaStream_t)stream, &status));
+    *out = status != cudaStreamCaptureStatusNone;
+end:
+    return err;
+}
+
 static attnd_err run(attn_engine *e, attn_engine_step *s, const attn_params *p,
                      const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info) {
     cuda_engine *c = e->backend;
-    enum cudaStreamCaptureStatus status;
     attn_cuda_entered was = enter(c);
-    attnd_err err = ATTND_OK;
-    TRY_CUDA(cudaStreamIsCapturing((cudaStream_t)args->stream, &status));
-    s->captures = status != cudaStreamCaptureStatusNone;
-    err = s->captures ? capture(c, s, p, args, choice, info) : run_now(c, s, p, args, choice, info);
-end:
+    attnd_err err = is_capturing(args->stream, &s->captures, info);
+    if (!err) {
+        err = s->captures ? capture(c, s, p, args, choice, info)
+                          : run_now(c, s, p, args, choice, info);
+    }
     attn_cuda_leave(was);
     return err;
 }
@@ -430,6 +445,41 @@ static void free_memory(attn_engine *e, attn_engine_memory *m) {
     attn_cuda_leave(was);
 }
 
+// grow_lists makes room for at least bytes when all that was run of the step has ended.
+static attnd_err grow_lists(attn_engine *e, attn_engine_step *s, size_t bytes,
+                            attnd_errinfo *info) {
+    attnd_err err = ready(e, s, info);
+    if (err) {
+        return err;
+    }
+    free_memory(e, &s->lists);
+    s->lists = (attn_engine_memory){.host = NULL};
+    s->lists_used = s->lists_shown = 0;
+    return alloc(e, &s->lists, 2 * bytes, info);
+}
+
+// lists: a graph would go on with the lists that it captured, and they belong to the step.
+static attnd_err lists(attn_engine *e, attn_engine_step *s, const attnd_attend_args *args,
+                       size_t bytes, attn_engine_memory *out, attnd_errinfo *info) {
+    const size_t aligned = (bytes + 7) / 8 * 8;
+    bool captures = false;
+    attn_cuda_entered was = enter(e->backend);
+    attnd_err err = is_capturing(args->stream, &captures, info);
+    attn_cuda_leave(was);
+    if (!err && captures) {
+        err = attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not in a graph that is captured");
+    }
+    if (!err && s->lists.bytes - s->lists_used < aligned) {
+        err = grow_lists(e, s, aligned, info);
+    }
+    if (!err) {
+        *out = (attn_engine_memory){s->lists.host + s->lists_used, s->lists.device + s->lists_used,
+                                    bytes};
+        s->lists_used += aligned;
+    }
+    return err;
+}
+
 // ---- life
 
 static attnd_err engine_open(attn_engine *e, const attnd_engine_opts *opts, attnd_errinfo *info) {
@@ -492,6 +542,7 @@ static const attn_engine_ops ops = {.open = engine_open,
                                     .alloc = alloc,
                                     .show = show,
                                     .free = free_memory,
+                                    .lists = lists,
                                     .run = run,
                                     .replay = replay,
                                     .ready = ready,

@@ -1,6 +1,7 @@
 // Attention in the client's own streams, over the daemon's arena on a GPU: the bits of the
-// daemon's, as it comes and by a CUDA graph that is replayed with growing lengths; and clients that
-// are killed.  Needs a GPU: run by tests/gpu_daemon.sh, with ATTND_E2E_DEVICE=cuda:0.
+// daemon's, as it comes, with block masks, and by a CUDA graph that is replayed with growing
+// lengths; and clients that are killed.  Needs a GPU: run by tests/gpu_daemon.sh, with
+// ATTND_E2E_DEVICE=cuda:0.
 //
 // CUDA does not survive fork: it is first used in the process of each test, behind its children.
 #include <cuda_runtime_api.h>
@@ -27,6 +28,7 @@ enum {
     PROMPT = 70,
     TOKENS = 1000, // replayed
     MAX_ROWS = SEQS * PROMPT,
+    MAX_BLOCKS = 16,
     Q_ROW = HEADS * DIM,
     KV_ROW = KV_HEADS * DIM,
 };
@@ -60,6 +62,7 @@ typedef struct player {
     uint32_t len;
     bool here;
     cudaStream_t stream;
+    const attnd_block_mask *masks; // [LAYERS], of the attends that follow; NULL = none
     tensors host[LAYERS], device[LAYERS];
 } player;
 
@@ -163,6 +166,7 @@ static attnd_err attend(player *p, uint64_t step, uint32_t layer, uint32_t rows)
                               .k = t->k,
                               .v = t->v,
                               .out = t->out,
+                              .block_mask = p->masks ? &p->masks[layer] : NULL,
                               .stream = p->stream};
     return attnd_attend(p->c, &args, NULL, &info);
 }
@@ -248,6 +252,78 @@ START_TEST(outputs_have_the_bits_of_the_daemons) {
     ATTND_CK_OK(attend(&b, step, 1, 1));
     ATTND_CK_ERR(attnd_step_commit(b.c, step, accept, SEQS, NULL, &info), ATTND_EINVAL);
     ck_assert_int_eq(info.detail, 0);
+    attnd_close(a.c);
+    attnd_close(b.c);
+    await_stat("blocks.in_use", 0, 1000);
+    e2e_stop(&d);
+}
+END_TEST
+
+// make_mask lists about half of the blocks of each sequence, whose len will be `len`, for each of
+// its query blocks.
+static void make_mask(attnd_block_mask *mask, uint32_t *start, uint32_t *kv_blocks, uint32_t len,
+                      uint32_t rows, uint32_t q_block) {
+    uint32_t num = 0, listed = 0;
+    start[0] = 0;
+    for (uint32_t i = 0; i < SEQS; i++) {
+        for (uint32_t b = 0; b * q_block < rows; b++) {
+            for (uint32_t n = 0; n <= (len - 1) / 16; n++) {
+                if (rand() & 1) {
+                    kv_blocks[listed++] = n;
+                }
+            }
+            start[++num] = listed;
+        }
+    }
+    *mask = (attnd_block_mask){q_block, num, start, kv_blocks};
+}
+
+// refuse_masks: lists that lead out of a sequence, and a capture, of which a replay would not know
+// other lists.
+static void refuse_masks(player *p) {
+    const uint32_t start[SEQS + 1] = {0, 1, 2, 3}, kv_blocks[SEQS] = {0, MAX_BLOCKS, 0};
+    const attnd_block_mask bad = {1, SEQS, start, kv_blocks};
+    const attnd_block_mask masks[LAYERS] = {bad, bad, bad};
+    cudaGraph_t graph;
+    uint64_t step = open_step(p, 1);
+    fill(p, p->len, 1);
+    p->masks = masks;
+    ATTND_CK_ERR(attend(p, step, 0, 1), ATTND_EINVAL);
+    ck_assert_str_eq(info.field, "block_mask");
+    const uint32_t none[SEQS + 1] = {0};
+    const attnd_block_mask empty = {1, SEQS, none, NULL}, empties[LAYERS] = {empty, empty, empty};
+    p->masks = empties;
+    CUDA_OK(cudaStreamBeginCapture(p->stream, cudaStreamCaptureModeGlobal));
+    ATTND_CK_ERR(attend(p, step, 0, 1), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "block_mask");
+    CUDA_OK(cudaStreamEndCapture(p->stream, &graph));
+    CUDA_OK(cudaGraphDestroy(graph));
+    for (uint32_t l = 0; l < LAYERS; l++) { // no key at all
+        ATTND_CK_OK(attend(p, step, l, 1));
+    }
+    commit(p, step, 1);
+    p->masks = NULL;
+}
+
+START_TEST(masked_outputs_have_the_bits_of_the_daemons) {
+    static uint16_t there[LAYERS * MAX_ROWS * Q_ROW], here[LAYERS * MAX_ROWS * Q_ROW];
+    static uint32_t start[LAYERS][MAX_ROWS + 1], kv_blocks[LAYERS][MAX_ROWS * MAX_BLOCKS];
+    static const uint32_t rows[] = {PROMPT, 1, 5, 33, 1, 70}, q_blocks[] = {16, 1, 3, 7, 1, 1};
+    attnd_block_mask masks[LAYERS];
+    player a, b;
+    begin(&a, false);
+    begin(&b, true);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            make_mask(&masks[l], start[l], kv_blocks[l], a.len + rows[i], rows[i], q_blocks[i]);
+        }
+        a.masks = b.masks = masks;
+        forward(&a, rows[i], there);
+        forward(&b, rows[i], here);
+        ck_assert_mem_eq(there, here, LAYERS * SEQS * rows[i] * Q_ROW * sizeof(uint16_t));
+    }
+    refuse_masks(&b);
+    a.masks = NULL;
     attnd_close(a.c);
     attnd_close(b.c);
     await_stat("blocks.in_use", 0, 1000);
@@ -394,6 +470,7 @@ static Suite *suite(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_checked_fixture(tc, setup, NULL);
     tcase_add_test(tc, outputs_have_the_bits_of_the_daemons);
+    tcase_add_test(tc, masked_outputs_have_the_bits_of_the_daemons);
     tcase_add_test(tc, a_graph_is_replayed_with_growing_lengths);
     tcase_add_test(tc, a_killed_client_leaves_nothing);
     suite_add_tcase(s, tc);
