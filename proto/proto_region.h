@@ -12,8 +12,8 @@
 // nothing that the daemon runs uses them.  Any client may have a region, within the configured
 // bounds.  It counts against these from the packet on; the answer comes when it is made, which may
 // take milliseconds, and those of others before it.  A client sends a proto_attach_left before it
-// closes: its word that it keeps no descriptor and no import of the region once its streams have
-// ended.  Without it the region counts until the client's process is gone.  Refused by
+// closes: its word that its streams have ended, and that it keeps no descriptor and no import of
+// the region.  Without it the region counts until the client's process is gone.  Refused by
 // proto_attach_reply.status with ENOTSUP where the daemon computes on the CPU (there a ring's data
 // area is read and written in place) or is configured to give none, EMSGSIZE for more bytes than a
 // client may have (bytes then says how many it may), EBUSY when all that clients may have is taken,

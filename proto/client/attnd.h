@@ -293,7 +293,8 @@ void attnd_buffers_free(attnd_buffers *b); // accepts NULL
 // client's GPU.  q, k, v and out that lie in it at multiples of 256 bytes, with strides of
 // multiples of 8 elements, are not copied; parts of one tensor, such as the product of a fused
 // projection, may be q, k and v.  ATTND_ENOTSUP: there is no region; ATTND_ENOSPC: it is full.
-// Work that uses it must have ended before it is freed; it may be freed after attnd_close.
+// Work that uses it must have ended before it is freed; it may be freed after attnd_close, within
+// half a second, or the region counts as the client's until its process has ended.
 typedef struct attnd_memory {
     void *data;
     uint64_t bytes;

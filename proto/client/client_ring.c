@@ -422,9 +422,8 @@ static void lose(client_conn *base) {
     ring_conn *conn = ring_of(base);
     atomic_store(&conn->lost, true);
     if (base->service) {
-        client_attach_leave(conn->fd); // client_service_close waits for its streams, keeps nothing
-    }
-    if (!base->engine) {               // else when nothing attends any more: free_conn
+        shutdown(conn->fd, SHUT_RD);   // for who watches it; the daemon hears when the streams end
+    } else if (!base->engine) {        // else when nothing attends any more: free_conn
         shutdown(conn->fd, SHUT_RDWR); // the session ends now, whoever still holds a reference
     }
     LIST_FOREACH (&conn->waiters, node) {
@@ -441,9 +440,11 @@ static void free_conn(client_conn *base) {
     ring_conn *conn = ring_of(base);
     if (base->engine) {
         base->engine->close(base->engine_state);
-        client_attach_leave(conn->fd);
     }
     client_service_close(base->service);
+    if (base->engine || base->service) { // arena and region are not mapped any more
+        client_attach_leave(conn->fd);
+    }
     munmap(conn->region, conn->layout.bytes);
     close(conn->fd);
     client_conn_fini(base);

@@ -8,14 +8,30 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-enum { AGAIN_MS = 1 };
+#include "proto/clock.h"
+
+enum { AGAIN_MS = 1, GRACE_MS = 500 };
 
 static void end_waits(const client_watch *w) {
     for (uint32_t i = 0; i < w->num_flags; i++) {
         __atomic_store_n(&w->flags[i].done, 1, __ATOMIC_RELEASE);
     }
+}
+
+// end_all ends waits until it is told to stop.
+static void end_all(const client_watch *w, struct pollfd *stop) {
+    uint64_t until_ms = attnd_clock_ms() + GRACE_MS;
+    bool is_late = false;
+    do {
+        end_waits(w);
+        if (!is_late && attnd_clock_ms() >= until_ms) {
+            shutdown(w->fd, SHUT_RDWR);
+            is_late = true;
+        }
+    } while (poll(stop, 1, AGAIN_MS) <= 0);
 }
 
 static void *watch(void *arg) {
@@ -28,9 +44,7 @@ static void *watch(void *arg) {
     } while (!p[0].revents && !(p[1].revents & over));
     if (p[1].revents & over) {
         w->gone(w->ctx);
-        for (int stop = 0; !stop; stop = poll(p, 1, AGAIN_MS) > 0) {
-            end_waits(w);
-        }
+        end_all(w, &p[0]);
     }
     return NULL;
 }

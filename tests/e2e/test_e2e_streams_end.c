@@ -2,6 +2,7 @@
 // Every wait in a stream ends within a second, with an error for whoever asks, and nothing is left
 // with the daemon.  Streams as in test_e2e_streams.c.
 #include <grp.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -131,6 +132,34 @@ START_TEST(closing_ends_every_wait) {
     get_ready(&r, PLAY_COPIED);
     reach(&r, (stage)_i);
     end_ready(&r);
+    await_nothing_left();
+    e2e_stop(&d);
+}
+END_TEST
+
+static void *end_slowly(void *arg) {
+    end_ready(arg);
+    return NULL;
+}
+
+// A region counts as long as the client's stream may use it.
+START_TEST(a_region_counts_until_the_streams_have_ended) {
+    ready r;
+    e2e_client c;
+    pthread_t closer;
+    get_ready(&r, PLAY_COPIED);
+    e2e_connect(&c, d.admin_url);
+    free(e2e_json(&c, PROTO_HELLO, "{}"));
+    ck_assert_double_eq(e2e_stat(&c, "service.regions"), 1);
+    service_launch(r.graph, r.p.stream);
+    service_pause(r.p.stream, 300);
+    ck_assert_int_eq(pthread_create(&closer, NULL, end_slowly, &r), 0);
+    e2e_sleep_ms(150);
+    ck_assert_double_eq(e2e_stat(&c, "service.regions"), 1);
+    ck_assert_double_eq(e2e_stat(&c, "service.regions_kept"), 0);
+    pthread_join(closer, NULL);
+    e2e_await_stat(&c, "service.regions", 0, IN_TIME_MS);
+    e2e_close(&c);
     await_nothing_left();
     e2e_stop(&d);
 }
@@ -432,6 +461,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(tc, a_client_that_is_killed_leaves_nothing, 0, STAGES);
     tc = add_case(s, "steps", true);
     tcase_add_loop_test(tc, closing_ends_every_wait, 0, STAGES);
+    tcase_add_test(tc, a_region_counts_until_the_streams_have_ended);
     tcase_add_test(tc, a_step_that_expires_ends_its_waits);
     tcase_add_test(tc, an_attend_that_is_refused_ends_its_wait);
     tc = add_case(s, "rate", true);

@@ -2,6 +2,7 @@
 // kept, and when the daemon goes all flags are lowered, whoever looks.
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,14 +161,19 @@ static void stop(void) {
     unlink(f.path);
 }
 
-// heard_left says that the last packet of the client, which has closed, was the one by which it
-// leaves.
+// heard_left says that the last packet of the client so far was the one by which it leaves.
 static bool heard_left(void) {
     proto_attach_left left = {0}, last = {0};
     while (recv(f.fd, &left, sizeof(left), MSG_DONTWAIT) > 0) {
         last = left;
     }
     return last.magic == PROTO_ATTACH_LEFT;
+}
+
+// hung_up says whether the client has, or does within ms.
+static bool hung_up(int ms) {
+    struct pollfd p = {.fd = f.fd, .events = POLLRDHUP};
+    return poll(&p, 1, ms) == 1;
 }
 
 static int num_fds(void) {
@@ -182,7 +188,7 @@ static int num_fds(void) {
 
 // ---- an engine that looks at what it is given
 
-static bool closed;
+static bool closed, left_early;
 static attnd_err open_err;
 
 static attnd_err device(uint8_t uuid[16], bool *mps, attnd_errinfo *e) {
@@ -202,6 +208,7 @@ static attnd_err open_region(void **state, void **base, const attnd_service_opts
 
 static void close_region(void *state) {
     closed = true;
+    left_early = heard_left();
     free(state);
 }
 
@@ -289,8 +296,24 @@ START_TEST(region_flags_are_lowered_when_the_client_closes) {
     client_conn_close(conn);
     ck_assert(await_done());
     ck_assert(!closed); // somebody may still look
+    ck_assert(!heard_left() && !hung_up(0));
     client_conn_rele(conn);
-    ck_assert(closed);
+    ck_assert(closed && !left_early);
+    ck_assert(heard_left() && hung_up(0)); // the streams have ended, the region is not mapped
+    stop();
+}
+END_TEST
+
+// Whoever keeps the connection, or a stream that does not end, does not keep the session.
+START_TEST(session_ends_without_a_word_when_streams_do_not) {
+    start(TRUTH);
+    ATTND_CK_OK(dial());
+    client_conn_hold(conn);
+    client_conn_close(conn);
+    ck_assert(hung_up(5000));
+    ck_assert(!closed && !heard_left());
+    client_conn_rele(conn);
+    ck_assert(closed && !heard_left());
     stop();
 }
 END_TEST
@@ -303,6 +326,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, region_that_the_engine_does_not_take_is_given_back);
     tcase_add_test(tc, region_flags_are_lowered_when_the_daemon_goes);
     tcase_add_test(tc, region_flags_are_lowered_when_the_client_closes);
+    tcase_add_test(tc, session_ends_without_a_word_when_streams_do_not);
     suite_add_tcase(s, tc);
     return s;
 }
