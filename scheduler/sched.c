@@ -31,6 +31,8 @@ struct sched {
     uint32_t ending; // ENDED requests
     uint32_t outstanding;
     uint32_t decodes_in_a_row; // decode launches since a prefill waits
+    uint64_t quiet_us;         // from when on no decode is about, if none comes
+    uint64_t prefill_work;     // outstanding
     bool launching;            // inside the callbacks of a launch
     uint64_t seqno, launch_no;
     uint64_t next_deadline_ms; // no live request has an earlier one
@@ -41,8 +43,9 @@ static bool opts_ok(const sched_opts *opts, const sched_backend *backend) {
     return opts->max_queued >= 1 && opts->max_queued <= SCHED_MAX_QUEUED &&
            opts->max_launch_rows >= 1 && opts->max_launch_rows <= SCHED_MAX_QUEUED &&
            opts->max_tenant_queued >= 1 && opts->max_tenants >= 1 &&
-           opts->prefill_chunk_tokens >= 1 && opts->max_decodes_in_a_row >= 1 &&
-           backend->depth >= 1 && backend->depth <= SCHED_MAX_DEPTH;
+           opts->prefill_chunk_tokens >= 1 && opts->prefill_alone_tokens >= 0 &&
+           opts->max_decodes_in_a_row >= 1 && backend->depth >= 1 &&
+           backend->depth <= SCHED_MAX_DEPTH;
 }
 
 static uint32_t num_batches(const sched *s) {
@@ -155,9 +158,23 @@ static void note_formed(sched *s, sched_batch *b) {
         bool prefill_waits = sched_queue_waiting(s->queue, SCHED_PREFILL) > 0;
         s->decodes_in_a_row = decodes && prefill_waits ? s->decodes_in_a_row + 1 : 0;
     }
+    s->prefill_work += b->prefill_work;
     s->info.launches++;
     s->info.rows += b->launch.params.num_rows;
     s->info.copies += b->launch.num_copies;
+}
+
+// note_decode is told that a decode has come, or has run.
+static void note_decode(sched *s) {
+    s->quiet_us = s->opts.now_us() + SCHED_QUIET_US;
+}
+
+// room_alone returns how much work a launch of prefills may do, since no decode is about; else 0.
+static uint64_t room_alone(const sched *s, uint64_t now_us) {
+    uint64_t tokens = (uint64_t)s->opts.prefill_alone_tokens, most = tokens * tokens;
+    bool is_quiet = now_us >= s->quiet_us && sched_queue_waiting(s->queue, SCHED_DECODE) == 0;
+    return is_quiet && !s->backend.deterministic && most > s->prefill_work ? most - s->prefill_work
+                                                                           : 0;
 }
 
 // launch_ready gives the backend what waits, up to its depth.
@@ -166,8 +183,10 @@ static void launch_ready(sched *s) {
     while (s->outstanding < s->backend.depth && s->queued > 0) {
         sched_batch *b = free_batch(s);
         ATTND_ASSERT(b != NULL);
+        uint64_t now_us = s->opts.now_us();
         sched_turn turn = {.launch_no = ++s->launch_no,
-                           .now_us = s->opts.now_us(),
+                           .now_us = now_us,
+                           .room = room_alone(s, now_us),
                            .prefill_first = s->decodes_in_a_row >= s->opts.max_decodes_in_a_row};
         s->launching = true;
         bool formed = sched_batch_form(b, s->queue, &s->copies, &turn);
@@ -228,6 +247,9 @@ attnd_err sched_submit(sched *s, sched_req *req, attnd_errinfo *info) {
     if (req->shape) {
         req->kind = kind_of(req);
         sched_queue_push(s->queue, req);
+        if (req->kind == SCHED_DECODE) {
+            note_decode(s);
+        }
     } else {
         list_append(&s->copies, &req->node);
     }
@@ -295,6 +317,10 @@ static bool settle(sched *s, sched_req *req, const sched_launch *launch) {
 }
 
 static void count(sched *s, const sched_batch *b) {
+    s->prefill_work -= b->prefill_work;
+    if (b->launch.params.num_rows > 0 && b->kind == SCHED_DECODE) {
+        note_decode(s);
+    }
     s->info.busy_us += b->launch.run_us;
     if (b->launch.err) {
         return;
@@ -350,6 +376,7 @@ void sched_ran(sched *s, sched_req *req, const sched_launch *launch) {
         cost += (uint64_t)q_len * (uint64_t)kv_len;
     }
     charge_ran(s, req, cost > 0 ? cost : 1);
+    note_decode(s);
     req->queue_us = 0;
     req->run_us = launch->run_us;
     req->signaled = !launch->err;

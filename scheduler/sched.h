@@ -11,9 +11,16 @@
 // oldest prefill runs whatever waits, so that it is not starved.  What does not fit a launch may be
 // passed by smaller requests of its tenant a bounded number of times.
 //
-// Chunks.  A row is cut at fixed multiples of prefill_chunk_tokens, so that what is computed in one
-// piece never depends on batch mates.  The first piece of a row appends its new tokens; later ones
-// have new_len = 0 and the same kv_len.
+// Chunks.  A row is cut at multiples of prefill_chunk_tokens, the next one mostly, so that what is
+// computed in one piece does not depend on batch mates.  The first piece of a row appends its new
+// tokens; later ones have new_len = 0 and the same kv_len.
+//
+// Alone.  A device that a chunk does not fill computes a prompt faster in one piece.  So while no
+// decode waits, and none came or ended within SCHED_QUIET_US, prefills whose tensors are in place
+// run in launches of up to prefill_alone_tokens query tokens, fewer where there are more keys: all
+// such launches that are outstanding together have the work of so many query tokens over as many
+// keys.  A decode that comes then waits for no more than that, once; those that follow wait for a
+// chunk.  Never in deterministic mode.
 //
 // Signals.  A request may name a flag that the backend's device writes, in the order of its work,
 // once the last piece of the request has run: so a client's stream can go on without any host.
@@ -45,6 +52,7 @@ enum {
     SCHED_LOOK_AHEAD = 8,       // requests that are looked at behind one that does not fit
     SCHED_LAUNCH_COPIES = 4096, // of several requests in one launch; one request may have more
     SCHED_MAX_DEPTH = 8,        // launches outstanding at a backend
+    SCHED_QUIET_US = 10000,     // without a decode, until prefills run in long launches
 };
 
 // sched_req is one attend (or one list of copies) of one client.  The caller owns the memory and
@@ -53,6 +61,7 @@ struct sched_req {
     const attn_shape *shape; // equal pointers = one KV shape; borrowed.  NULL = copies only
     uint32_t num_rows;       // rows of the request, >= 1 when there is a shape
     uint32_t tenant;
+    bool in_place;        // its tensors lie where the backend computes; nothing of them is moved
     uint64_t deadline_ms; // of the loop's clock; 0 = none.  Past it: done(ATTND_ETIMEDOUT)
     // fill writes the request's rows [num_rows]; called when it is first taken into a launch, and
     // again for later chunks, always with the same result.  q_first and q_count are sched's.
@@ -118,6 +127,7 @@ typedef struct sched_opts {
     uint32_t max_launch_rows;   // also the largest request
     uint32_t max_tenants;
     int32_t prefill_chunk_tokens;  // query tokens of one prefill launch, all rows together
+    int32_t prefill_alone_tokens;  // the same while no decode is about; less than a chunk: no more
     uint32_t max_decodes_in_a_row; // decode launches before a waiting prefill gets a chunk
     uint64_t (*now_us)(void);
 } sched_opts;

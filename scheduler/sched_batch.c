@@ -1,7 +1,8 @@
 // Forming a launch.  A decode request goes in whole.  A prefill is cut: the pieces of a row begin
 // at multiples of chunk_tokens, whatever else is in the launch, and pieces are taken in order as
 // long as the launch stays within chunk_tokens query tokens.  The first piece of an empty launch
-// always fits, so each prefill launch makes progress.
+// always fits, so each prefill launch makes progress.  Where a turn has room for prefills alone, a
+// piece is the rest of its row, or as many chunks as there is room for.
 //
 //     chunk_tokens = 512, one request, q_len 1200 and 100
 //     launch 1: row 0 [0, 512)      launch 2: row 0 [512, 1024)
@@ -16,7 +17,8 @@
 
 attnd_err sched_batch_init(sched_batch *b, const sched_opts *opts) {
     *b = (sched_batch){.max_rows = opts->max_launch_rows,
-                       .chunk_tokens = opts->prefill_chunk_tokens};
+                       .chunk_tokens = opts->prefill_chunk_tokens,
+                       .alone_tokens = opts->prefill_alone_tokens};
     b->rows = calloc(opts->max_launch_rows, sizeof(*b->rows));
     b->copies = calloc(SCHED_LAUNCH_COPIES, sizeof(*b->copies));
     b->reqs = calloc(opts->max_queued, sizeof(sched_req *));
@@ -65,14 +67,40 @@ static void add(sched_batch *b, sched_req *req, const sched_turn *turn) {
     b->reqs[b->num_reqs++] = req;
 }
 
-// piece_tokens returns the length of the next piece of a prefill.
-static int32_t piece_tokens(const sched_batch *b, int32_t q_len, int32_t q_first) {
-    int32_t rest = q_len - q_first;
-    return rest < b->chunk_tokens ? rest : b->chunk_tokens;
+// alone_tokens returns how many tokens of a row a launch of prefills alone has room for.
+static int32_t alone_tokens(const sched_batch *b, const sched_req *req, int32_t kv_len) {
+    uint64_t tokens = req->in_place && kv_len > 0 ? b->room / (uint64_t)kv_len : 0;
+    return tokens < (uint64_t)b->alone_tokens ? (int32_t)tokens : b->alone_tokens;
 }
 
-static bool within_chunk(const sched_batch *b, int32_t tokens) {
-    return b->decode_tokens + b->prefill_tokens + tokens <= b->chunk_tokens;
+// piece_tokens returns the length of the next piece of a prefill.
+static int32_t piece_tokens(const sched_batch *b, const sched_req *req, int32_t q_len,
+                            int32_t kv_len) {
+    int32_t rest = q_len - req->q_first, most = alone_tokens(b, req, kv_len);
+    if (rest <= most) {
+        return rest;
+    }
+    most = most < b->chunk_tokens ? b->chunk_tokens : most / b->chunk_tokens * b->chunk_tokens;
+    return rest < most ? rest : most;
+}
+
+// has_room says whether the launch, with so many query tokens of a row more, is a chunk, or within
+// what a launch of prefills alone may be.
+static bool has_room(const sched_batch *b, const sched_req *req, int32_t tokens, int32_t kv_len) {
+    int64_t sum = b->decode_tokens + b->prefill_tokens + tokens;
+    uint64_t work = b->prefill_work + (uint64_t)tokens * (uint64_t)kv_len;
+    return sum <= b->chunk_tokens || (req->in_place && sum <= b->alone_tokens && work <= b->room);
+}
+
+// next_count returns how many query tokens of the row the launch takes; negative when it has no
+// room.
+static int32_t next_count(const sched_batch *b, const sched_req *req, int32_t q_len,
+                          int32_t kv_len) {
+    if (req->kind == SCHED_DECODE) {
+        return q_len;
+    }
+    int32_t count = piece_tokens(b, req, q_len, kv_len);
+    return has_room(b, req, count, kv_len) ? count : -1;
 }
 
 // fits is asked by sched_queue_follow.
@@ -82,12 +110,9 @@ static bool fits(void *ctx, sched_req *req) {
         (req->launch_no == 0 && !copies_fit(b, req->num_copies))) {
         return false;
     }
-    if (req->kind == SCHED_DECODE) {
-        return true;
-    }
     int32_t q_len, kv_len;
     req->lens(req, req->row, &q_len, &kv_len);
-    return within_chunk(b, piece_tokens(b, q_len, req->q_first));
+    return next_count(b, req, q_len, kv_len) >= 0;
 }
 
 // cut makes row the piece of count query tokens from first on.
@@ -109,16 +134,6 @@ static void count_tokens(sched_batch *b, const attn_row *row) {
     }
 }
 
-// next_count returns how many query tokens of the row the launch takes; negative when it has no
-// room.
-static int32_t next_count(const sched_batch *b, const sched_req *req, int32_t q_len) {
-    if (req->kind == SCHED_DECODE) {
-        return q_len;
-    }
-    int32_t count = piece_tokens(b, q_len, req->q_first);
-    return within_chunk(b, count) ? count : -1;
-}
-
 // take_rows moves the request's next pieces into the launch and returns their cost.
 static uint64_t take_rows(sched_batch *b, sched_req *req) {
     attn_row *rows = b->rows + b->launch.params.num_rows;
@@ -130,16 +145,18 @@ static uint64_t take_rows(sched_batch *b, sched_req *req) {
         if (taken < req->row) { // the first rows were in earlier launches
             *row = rows[req->row];
         }
-        int32_t count = next_count(b, req, row->q_len);
+        int32_t count = next_count(b, req, row->q_len, row->kv_len);
         if (count < 0) {
             break;
         }
         taken++;
         cut(row, req->q_first, count);
+        uint64_t work = (uint64_t)count * (uint64_t)row->kv_len;
         count_tokens(b, row);
-        cost += (uint64_t)count * (uint64_t)row->kv_len;
+        b->prefill_work += req->kind == SCHED_PREFILL ? work : 0;
+        cost += work;
         req->q_first += count;
-        if (req->q_first < row->q_len) { // a whole chunk: nothing else fits
+        if (req->q_first < row->q_len) { // the next piece is for another launch
             break;
         }
         req->row++;
@@ -194,6 +211,7 @@ static void reset(sched_batch *b) {
     b->launch.run_us = 0;
     b->num_reqs = 0;
     b->decode_tokens = b->prefill_tokens = 0;
+    b->prefill_work = 0;
 }
 
 static void set_shape(attn_params *p, const attn_shape *shape) {
@@ -203,6 +221,7 @@ static void set_shape(attn_params *p, const attn_shape *shape) {
 
 bool sched_batch_form(sched_batch *b, sched_queue *q, list_node *copies, const sched_turn *turn) {
     reset(b);
+    b->room = turn->room;
     bool all_copies = take_copies(b, copies, turn);
     sched_req *req = all_copies ? sched_queue_lead(q, turn->prefill_first) : NULL;
     if (!req || (req->launch_no == 0 && !copies_fit(b, req->num_copies))) {

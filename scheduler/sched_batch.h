@@ -15,13 +15,15 @@ typedef struct sched_batch {
     uint32_t num_reqs;
     sched_kind kind; // of the launch, when it has rows
     int64_t decode_tokens, prefill_tokens;
+    uint64_t prefill_work; // query tokens * keys, of prefills
     bool in_use;
     // private
     attn_row *rows;    // [max_rows]
     kv_copy *copies;   // [SCHED_LAUNCH_COPIES]
     uint64_t *signals; // [max_reqs]
     uint32_t max_rows;
-    int32_t chunk_tokens;
+    int32_t chunk_tokens, alone_tokens;
+    uint64_t room; // of the turn
 } sched_batch;
 
 // sched_batch_init makes the arrays; sched_batch_fini frees them, also of a batch that is all zero
@@ -34,6 +36,7 @@ typedef struct sched_turn {
     uint64_t launch_no; // 1 and up, never the same twice
     uint64_t now_us;
     bool prefill_first; // the oldest prefill's turn, whatever waits
+    uint64_t room;      // work that a launch of prefills alone may do; 0 = no more than a chunk
 } sched_turn;
 
 // sched_batch_form fills an empty batch: first the requests with copies only (list copies), then,

@@ -270,6 +270,7 @@ static void fill_sched(srv_request *rq, const kv_copy *copies, uint32_t num_copi
         .shape = step->model->shape,
         .num_rows = step->num_active,
         .tenant = rq->session->tenant,
+        .in_place = rq->attend.on_device,
         .deadline_ms = step->deadline_ms,
         .fill = fill,
         .lens = lens,

@@ -65,7 +65,8 @@ typedef struct srv_conf {
     uint64_t threads;
     char isa[SRV_CONF_TEXT_BYTES];
     bool deterministic;
-    uint64_t prefill_chunk_tokens, decodes_in_a_row, launch_rows, inline_work;
+    uint64_t prefill_chunk_tokens, prefill_alone_tokens;
+    uint64_t decodes_in_a_row, launch_rows, inline_work;
     char launch_ahead[SRV_CONF_TEXT_BYTES]; // auto, on, off
     // [limits]
     uint64_t message_bytes, connection_bytes, connections, in_flight;

@@ -126,6 +126,11 @@ const srv_conf_key srv_conf_keys[] = {
      "The bits of an output depend on its sequence alone, never on what else runs."},
     {"compute", "prefill_chunk", SRV_CONF_COUNT, CONF(prefill_chunk_tokens), "512", 8, 1u << 20,
      NULL, false, "Query tokens of one chunk of a prefill; a decode waits for at most one."},
+    {"compute", "prefill_alone", SRV_CONF_COUNT, CONF(prefill_alone_tokens), "8192", 0, 1u << 20,
+     NULL, false,
+     "The same in service mode on a GPU while there was no decode for 10 ms: as many query tokens "
+     "over as many keys, or fewer over more.  The first decode after such a pause waits for as "
+     "much; 0: chunks are never longer."},
     {"compute", "decodes_in_a_row", SRV_CONF_COUNT, CONF(decodes_in_a_row), "8", 1, 1u << 20, NULL,
      false, "Decode launches before a waiting prefill gets a chunk."},
     {"compute", "launch_rows", SRV_CONF_COUNT, CONF(launch_rows), "4096", 1, 1u << 20, NULL, false,

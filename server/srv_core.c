@@ -108,6 +108,7 @@ attnd_err srv_core_set_backend(srv_core *core, srv_backend *backend, attnd_errin
         .max_launch_rows = (uint32_t)conf->launch_rows,
         .max_tenants = SRV_CONF_MAX_TENANTS,
         .prefill_chunk_tokens = (int32_t)conf->prefill_chunk_tokens,
+        .prefill_alone_tokens = (int32_t)conf->prefill_alone_tokens,
         .max_decodes_in_a_row = (uint32_t)conf->decodes_in_a_row,
         .now_us = attnd_clock_us,
     };

@@ -9,7 +9,7 @@ START_TEST(layers_give_what_the_reference_gives) {
     play_seq seq;
     play_model m;
     begin_one(&m, &seq);
-    static const uint32_t lens[] = {1, 40, 8, 600, 1, 1, 18}; // decodes and prefills of two chunks
+    static const uint32_t lens[] = {1, 40, 8, 600, 1, 1, 18}; // decodes and prefills
     for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
         whole(&m, &seq, lens[i]);
     }
@@ -19,6 +19,32 @@ START_TEST(layers_give_what_the_reference_gives) {
     ck_assert_double_le(e2e_stat(&c, "service.prepared"), 8); // the decodes
     ck_assert_double_eq(e2e_stat(&c, "service.failed"), 0);
     end();
+}
+END_TEST
+
+// prompts_launches returns how many launches a prompt of 600 tokens takes, of two layers, when
+// there was no decode for long.
+static double prompts_launches(const char *alone) {
+    const char *more[] = {"--set", "compute.prefill_chunk=256", "--set", alone, NULL};
+    begin_with(more);
+    service_join(&s, path, hello, MIB, FLAGS);
+    play_model m = play_tiny();
+    play_seq seq;
+    play_open(&c, &m);
+    play_create(&c, &m, &seq);
+    double before = e2e_stat(&c, "scheduler.launches");
+    whole(&m, &seq, 600);
+    double launches = e2e_stat(&c, "scheduler.launches") - before;
+    play_free(&c, &seq);
+    end();
+    return launches;
+}
+
+START_TEST(a_prompt_alone_is_one_launch_a_layer) {
+    ck_assert_double_eq(prompts_launches("compute.prefill_alone=0"), 6);    // 256 + 256 + 88
+    ck_assert_double_eq(prompts_launches("compute.prefill_alone=600"), 2);  // 600 over 600 keys
+    ck_assert_double_eq(prompts_launches("compute.prefill_alone=599"), 4);  // 512 + 88
+    ck_assert_double_eq(prompts_launches("compute.prefill_alone=8192"), 2); // as it is by default
 }
 END_TEST
 
@@ -321,6 +347,7 @@ static Suite *suite(void) {
     TCase *tc = tcase_create("service");
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, layers_give_what_the_reference_gives);
+    tcase_add_test(tc, a_prompt_alone_is_one_launch_a_layer);
     tcase_add_test(tc, what_is_prepared_is_run_or_given_up);
     tcase_add_test(tc, sequences_of_a_step_are_packed_and_strides_are_kept);
     tcase_add_test(tc, a_layer_that_reads_anothers_cache_appends_nothing);

@@ -115,7 +115,8 @@ static void fake_launch(void *ctx, sched_launch *launch) {
     }
 }
 
-static inline void fake_open(fake_backend *b, sched_opts opts, uint32_t depth) {
+static inline void fake_open_as(fake_backend *b, sched_opts opts, uint32_t depth,
+                                bool deterministic) {
     memset(b, 0, sizeof(*b));
     fake_now_us = 1000;
     b->depth = depth;
@@ -125,8 +126,12 @@ static inline void fake_open(fake_backend *b, sched_opts opts, uint32_t depth) {
                              .pool = b,
                              .pool_bytes = 1 << 20,
                              .depth = depth,
-                             .deterministic = true};
+                             .deterministic = deterministic};
     ATTND_CK_OK(sched_create(&b->s, &opts, &backend));
+}
+
+static inline void fake_open(fake_backend *b, sched_opts opts, uint32_t depth) {
+    fake_open_as(b, opts, depth, true);
 }
 
 static inline void fake_close(fake_backend *b) {
