@@ -505,7 +505,7 @@ static bool gpu_poll(srv_backend *b) {
 
 static bool gpu_crowds(const srv_backend *b) {
     const srv_gpu *g = (const srv_gpu *)b;
-    return g->away > 0 && g->is_crowded;
+    return g->is_crowded && (g->away > 0 || srv_gpu_prep_any_begun(&g->prep));
 }
 
 static attnd_err gpu_check_row(const srv_backend *b, const attn_shape *shape, const attn_row *row,

@@ -67,6 +67,10 @@ bool srv_gpu_prep_begun(const srv_gpu_prep *p, uint64_t ticket) {
     return ticket && __atomic_load_n(&p->begun, __ATOMIC_ACQUIRE) == ticket;
 }
 
+bool srv_gpu_prep_any_begun(const srv_gpu_prep *p) {
+    return __atomic_load_n(&p->begun, __ATOMIC_RELAXED) != 0;
+}
+
 bool srv_gpu_prep_watched(const srv_gpu_prep *p, uint64_t ticket) {
     return ticket && __atomic_load_n(&p->watched, __ATOMIC_RELAXED) == ticket;
 }

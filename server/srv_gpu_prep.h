@@ -4,8 +4,9 @@
 //     NONE --want--> WANTED --fill--> READY --take, its flag is raised--> BEGUN --settle--> NONE
 //                                       '------claim, by any other launch-------------------'
 //
-// Loop thread: want, forget, unwatch, begun, watched, is_own, settle.  Submit thread: is_wanted,
-// fill, watch, take, claim.  is_wanted, begun, watched and is_own take no lock.
+// Loop thread: want, forget, unwatch, begun, any_begun, watched, is_own, settle.  Submit thread:
+// is_wanted, fill, watch, take, claim.  is_wanted, begun, any_begun, watched and is_own take no
+// lock.
 #ifndef ATTND_SERVER_SRV_GPU_PREP_H
 #define ATTND_SERVER_SRV_GPU_PREP_H
 
@@ -56,6 +57,7 @@ bool srv_gpu_prep_unwatch(srv_gpu_prep *p, uint64_t ticket);
 
 bool srv_gpu_prep_is_wanted(const srv_gpu_prep *p);
 bool srv_gpu_prep_begun(const srv_gpu_prep *p, uint64_t ticket);
+bool srv_gpu_prep_any_begun(const srv_gpu_prep *p);
 // srv_gpu_prep_watched is true while the submit thread looks at the flag of that ticket.
 bool srv_gpu_prep_watched(const srv_gpu_prep *p, uint64_t ticket);
 

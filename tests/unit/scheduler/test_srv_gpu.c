@@ -4,7 +4,9 @@
 #include "server/srv_gpu.h"
 
 #include <math.h>
+#include <sched.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kvcache/kv_tier.h"
 #include "proto/clock.h"
@@ -193,6 +195,13 @@ static void lost(void *ctx, const attnd_errinfo *info, bool spoilt) {
     lost_info = *info;
 }
 
+// ran_ahead tells of the launch of the request whose number is its ticket.
+static void ran_ahead(void *ctx, uint64_t ticket, const sched_launch *launch) {
+    (void)ctx;
+    attends[ticket].num_done++;
+    attends[ticket].err = launch->err;
+}
+
 static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
     ck_assert_int_eq(uv_loop_init(&loop), 0);
     for (int i = 0; i < NUM_BLOCKS * BLOCK_FLOATS; i++) {
@@ -204,6 +213,8 @@ static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
                          .arena_bytes = sizeof(pool_reference),
                          .staging_bytes = staging_bytes,
                          .max_rows = 8,
+                         .spin_us = 1000000,
+                         .ahead = true,
                          .lost = lost};
     attnd_errinfo info;
     ATTND_CK_OK(srv_gpu_open(&gpu, &opts, &arena, &info));
@@ -211,6 +222,7 @@ static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
     ck_assert_str_eq(arena.ops->kind, "device");
     ATTND_CK_OK(srv_gpu_start(gpu, &loop, kv, &info));
     backend = srv_gpu_backend(gpu);
+    backend->ran_ahead = ran_ahead;
     sched_opts sopts = {.max_queued = 64,
                         .max_tenant_queued = 64,
                         .max_launch_rows = 8,
@@ -357,6 +369,39 @@ START_TEST(poll_takes_in_what_ended) {
 }
 END_TEST
 
+// Where processors are few a spinning loop leaves them to the thread while that has a launch, also
+// one that it has begun by itself.
+START_TEST(a_launch_begun_ahead_crowds_as_any_does) {
+    enum { TICKET = 1 };
+    static uint32_t flag, done_flag;
+    const bool crowded = sysconf(_SC_NPROCESSORS_ONLN) <= 2;
+    start(ROOMY, 0, NULL);
+    make(TICKET, 0, 1);
+    attn_row row = row_of(&attends[TICKET]);
+    const attn_params p = {.shape = shape,
+                           .pool = arena.base,
+                           .pool_bytes = arena.bytes,
+                           .num_blocks = NUM_BLOCKS,
+                           .rows = &row,
+                           .num_rows = 1};
+    const srv_ahead ahead = {.flag = &flag, .signal = (uintptr_t)&done_flag};
+    backend->ops->prepare(backend, &p, TICKET, &ahead);
+    ck_assert(!backend->ops->crowds(backend));
+    __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
+    while (!backend->ops->begun(backend, TICKET)) {
+        sched_yield();
+    }
+    ck_assert(backend->ops->crowds(backend) == crowded);
+    while (!backend->ops->poll(backend)) {
+        sched_yield();
+    }
+    ck_assert(!backend->ops->crowds(backend));
+    ck_assert_uint_eq(__atomic_load_n(&done_flag, __ATOMIC_ACQUIRE), 1);
+    check_reference(&attends[TICKET]);
+    stop();
+}
+END_TEST
+
 START_TEST(the_loss_of_the_device_is_told_once_and_fails_all_that_follows) {
     start(ROOMY, 0, NULL);
     make(0, 0, 3);
@@ -493,6 +538,7 @@ static Suite *suite(void) {
     tcase_add_test(t, a_token_that_fits_no_buffer_is_an_error_of_its_request);
     tcase_add_test(t, two_launches_are_under_way_and_end_in_order);
     tcase_add_test(t, poll_takes_in_what_ended);
+    tcase_add_test(t, a_launch_begun_ahead_crowds_as_any_does);
     tcase_add_test(t, the_loss_of_the_device_is_told_once_and_fails_all_that_follows);
     tcase_add_test(t, blocks_go_to_a_tier_and_back_while_the_device_works);
     tcase_add_test(t, stop_answers_what_is_queued);
