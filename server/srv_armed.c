@@ -183,6 +183,7 @@ static void begin(srv_core *core, srv_armed *a) {
     a->runs = true;
     a->taken = false;
     core->armed.running++;
+    core->armed.begun_us = attnd_clock_us();
     core->armed.info.layers++;
     a->rq->cancel = NULL;
     a->rq->attend.done = ran;
@@ -370,8 +371,12 @@ bool srv_armed_poll(srv_core *core, uint64_t now_us) {
     return any;
 }
 
+// A loop that sleeps hears of a layer's end late: waking a processor that was idle for a while
+// takes tens of microseconds, and the client waits for the next layer.
 bool srv_armed_hot(const srv_core *core) {
-    return !list_empty(&core->armed.hot);
+    const srv_armed_set *set = &core->armed;
+    return !list_empty(&set->hot) ||
+           (set->running > 0 && attnd_clock_us() - set->begun_us < core->conf.flag_spin_us);
 }
 
 bool srv_armed_tick(srv_core *core, uint64_t now_us) {

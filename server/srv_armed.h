@@ -48,9 +48,10 @@ typedef struct srv_armed_set {
     srv_armed *pool; // [max]
     uint32_t max;
     list_node free, hot, cold;
-    uint32_t running; // calls whose layer is in the scheduler, or was begun ahead
-    uint64_t tickets; // given out
-    srv_armed *ahead; // the call whose layer the backend may begin by itself, or has; NULL = none
+    uint32_t running;  // calls whose layer is in the scheduler, or was begun ahead
+    uint64_t begun_us; // when one was begun last
+    uint64_t tickets;  // given out
+    srv_armed *ahead;  // the call whose layer the backend may begin by itself, or has; NULL = none
     srv_armed_info info;
 } srv_armed_set;
 
@@ -70,7 +71,8 @@ void srv_armed_refuse(srv_core *core, srv_region *region, const proto_attend_all
 
 // srv_armed_poll looks at the flags of hot calls; true when one had come.
 bool srv_armed_poll(srv_core *core, uint64_t now_us);
-// srv_armed_hot is true while the loop should go on looking without a pause.
+// srv_armed_hot is true while the loop should go on looking without a pause: for the flags of hot
+// calls, or for the end of a layer that was begun within spin_us.
 bool srv_armed_hot(const srv_core *core);
 // srv_armed_tick looks at all; true when a flag had come.  srv_armed_tick_us returns when it wants
 // to be called next, 0 = never; polled: the loop looks at hot ones anyway.

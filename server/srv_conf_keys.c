@@ -31,7 +31,9 @@ const srv_conf_key srv_conf_keys[] = {
     {"server", "flag_spin_us", SRV_CONF_COUNT, CONF(flag_spin_us), "2000", 0, 100000, NULL, false,
      "Microseconds that the flags of a region are polled after the last one came, or an attend_all "
      "began; then they are looked at every 50 us, after 100 ms every millisecond; 0: so from the "
-     "first.  A GPU's submit thread polls for so long after a launch of such a call."},
+     "first.  The end of a layer that runs is polled for so long, too, and behind it a GPU's "
+     "submit "
+     "thread goes on for as long again."},
     {"server", "socket_mode", SRV_CONF_MODE, CONF(socket_mode), "0660", 0, 0777, NULL, false,
      "Permissions of the sockets that clients use."},
     {"server", "admin_mode", SRV_CONF_MODE, CONF(admin_mode), "0600", 0, 0777, NULL, false,

@@ -14,8 +14,9 @@
 // Launches leave in the order in which they came.  While one is in flight the submit thread looks
 // for its end without sleeping for SPIN_US, then every NAP_US: a decode of some 10 us would wait
 // longer for an interrupt than it runs.  Behind a launch with signals it looks for the next one the
-// same way, since waking it takes as long as such a launch: a client's stream waits for every
-// layer.
+// same way, for spin_us, since waking it takes as long as such a launch: a client's stream waits
+// for every layer.  So it does for the end of one, because the next layer's flag is not looked at
+// before that is known.
 #include "server/srv_gpu.h"
 
 #include <pthread.h>
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,6 +38,7 @@ enum {
     QUEUE = DEPTH + 1, // and one that was begun without the loop
     SPIN_US = 200,
     NAP_US = 20,
+    TIMER_SLACK_NS = 1000,
     CROWDED = 2, // with no more processors than this the loop and the thread take turns
 };
 
@@ -160,8 +163,8 @@ static void pause_cpu(void) {
 #endif
 }
 
-static void relax(uint64_t since_us) {
-    if (attnd_clock_us() - since_us > SPIN_US) {
+static void relax(uint64_t since_us, uint64_t spin_us) {
+    if (attnd_clock_us() - since_us > spin_us) {
         nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000L}, NULL);
     } else {
         pause_cpu();
@@ -193,7 +196,7 @@ static attnd_err await(srv_gpu *g, uint32_t buffer, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
     while (!ended && !err) {
         err = g->opts.device_ops->ended(g->device, buffer, &ended, info);
-        relax(since_us);
+        relax(since_us, SPIN_US);
     }
     return err;
 }
@@ -405,10 +408,17 @@ static bool take_job(srv_gpu *g, sched_launch **launch) {
     return !ends;
 }
 
+// patience returns for how long the end of the oldest flight is looked for without sleeping.
+static uint64_t patience(const srv_gpu *g) {
+    bool signals = g->flights[g->first].launch->num_signals > 0;
+    return signals && !g->is_crowded && g->opts.spin_us > SPIN_US ? g->opts.spin_us : SPIN_US;
+}
+
 static void *submitter(void *arg) {
     srv_gpu *g = arg;
     uint64_t since_us = 0;
     sched_launch *launch;
+    (void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS); // else a nap takes 50 us more
     while (take_job(g, &launch)) {
         if (launch) {
             begin(g, launch);
@@ -418,7 +428,7 @@ static void *submitter(void *arg) {
         } else if (look(g)) {
             since_us = attnd_clock_us();
         } else {
-            relax(since_us);
+            relax(since_us, patience(g));
         }
     }
     return NULL;

@@ -30,8 +30,8 @@ typedef struct srv_gpu_opts {
     uint64_t adopt_bytes;
     uint64_t staging_bytes; // of each of the two buffers, at least srv_stage_min_bytes
     uint32_t max_rows;      // largest launch
-    uint64_t spin_us; // for how long the submit thread looks for more without sleeping, behind a
-                      // launch with signals: the client's stream waits for the next
+    uint64_t spin_us; // for how long the submit thread looks for the end of a launch with signals,
+                      // and behind it for more, without sleeping: the client's stream waits for it
     bool ahead;       // meanwhile it begins what is prepared by itself (srv_ahead)
     bool deterministic;
     // lost is told once, from the loop, before the requests that it is an error of.  spoilt: what
