@@ -27,8 +27,8 @@ static inline void setup_deep(void) {
     fake_open(&b, opts, 2);
 }
 
-// setup_alone opens one that takes two, where prefills alone run in launches of up to 128 tokens and
-// the work of 128 x 128.
+// setup_alone opens one that takes two, where prefills alone run in launches of up to 128 tokens
+// and the work of 128 x 128.
 static inline void setup_alone(void) {
     sched_opts o = opts;
     o.prefill_alone_tokens = 128;
