@@ -1,6 +1,7 @@
 // conf_plain is attention as a program without fused kernels computes it, step by step in the
-// storage type: RoPE written back, scores and sums in float32, probabilities rounded before they
-// meet V, out rounded.  Its error against float64 is the measure that kernels are held to.
+// storage type: RoPE written back, scores and sums in float32, each product and each sum rounded by
+// itself (compile it with -ffp-contract=off), probabilities rounded before they meet V, out
+// rounded.  Its error against float64 is the measure that kernels are held to.
 #ifndef ATTND_TESTS_CONFORMANCE_CONF_PLAIN_H
 #define ATTND_TESTS_CONFORMANCE_CONF_PLAIN_H
 

@@ -16,6 +16,7 @@
 #include "attention/cpu/attn_cpu_ops.h"
 #include "tests/check_main.h"
 #include "tests/conformance/conf_oracle.h"
+#include "tests/conformance/conf_plain.h"
 
 enum { MAX_THREADS = 3, NUM_ISAS = 5, MAX_ROWS = 1024 };
 
@@ -169,6 +170,48 @@ static conf_spec base(types t, uint64_t seed) {
                        .num_rows = 3,
                        .rows = {{77, 1, 1, 0, 1}, {50, 5, 5, 0, 5}, {40, 33, 20, 0, 33}}};
 }
+
+// Three keys of equal logits, values -1, 1 + 2^-12 and 0: a third is 11184811 * 2^-25 in float32,
+// so the second product is that and 2730.67 * 2^-25 more, of which rounding makes 2731.
+START_TEST(the_run_that_bounds_come_from_is_not_fused) {
+    enum { DIM = 8, KEYS = 3 };
+    float q[DIM] = {0}, out[DIM], pool[2 * KEYS * DIM] = {0};
+    const uint32_t table[1] = {0};
+    double plain[DIM], lse;
+    attn_row row = {.q = q,
+                    .out = out, // not written
+                    .table = table,
+                    .stride_q_token = DIM,
+                    .stride_q_head = DIM,
+                    .v_offset = KEYS * DIM * sizeof(float),
+                    .kv_len = KEYS,
+                    .q_len = 1,
+                    .q_count = 1,
+                    .window_left = -1,
+                    .window_right = -1};
+    attn_params p = {.shape = {.q_dtype = ATTND_F32,
+                               .kv_dtype = ATTND_F32,
+                               .q_heads = 1,
+                               .kv_heads = 1,
+                               .head_dim = DIM,
+                               .v_head_dim = DIM,
+                               .block_tokens = KEYS,
+                               .stride_k_token = DIM,
+                               .stride_k_head = KEYS * DIM,
+                               .stride_v_token = DIM,
+                               .stride_v_head = KEYS * DIM,
+                               .block_stride = sizeof(pool)},
+                     .pool = pool,
+                     .pool_bytes = sizeof(pool),
+                     .num_blocks = 1,
+                     .rows = &row,
+                     .num_rows = 1};
+    pool[KEYS * DIM] = -1;
+    pool[(KEYS + 1) * DIM] = 1 + 0x1p-12f;
+    conf_plain(&p, CONF_ASCENDING, plain, &lse);
+    ck_assert(plain[0] == 2731 * 0x1p-25);
+}
+END_TEST
 
 START_TEST(plain_launches_match_the_reference) {
     conf_spec spec = base(all_types[_i], 1);
@@ -688,6 +731,7 @@ static Suite *suite(void) {
     }
     printf("\n");
     TCase *c = add_case(s, "shapes");
+    tcase_add_test(c, the_run_that_bounds_come_from_is_not_fused);
     tcase_add_loop_test(c, plain_launches_match_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, every_head_dim_matches_the_reference, 0, NUM_TYPES);
     tcase_add_loop_test(c, every_gqa_ratio_matches_the_reference, 0, NUM_TYPES);
