@@ -10,7 +10,8 @@
 //     download  copies outputs to the host side
 //     mark      and ended says when all of the buffer's work has ended
 // The host side must not be touched from upload until ended.  The work of all buffers is done in
-// the order in which it was given, as are moves within the arena.
+// the order in which it was given, as are moves within the arena; only uploads may be done before
+// what was given earlier, so nothing that was may use their buffer.
 //
 // Threads: one at a time, mostly the one that drives it; check_shape and check_row, and what else
 // says so, from any.

@@ -14,11 +14,13 @@
 #include "attention/cuda/attn_cuda_flag.h"
 #include "attention/cuda/attn_cuda_memory.h"
 #include "attention/cuda/attn_cuda_plan.h"
+#include "proto/clock.h"
 
 enum {
     PLANS = 32,              // of one buffer: KV shapes met lately
     MAX_RECORDS = 16 * 1024, // of a plan, 5 MiB; a launch that needs more is refused as too large
     DECODE_TOKENS = 8,       // query tokens a row that a new plan has room for
+    ASIDE_US = 50,           // an upload that precedes its launch by more may be made aside
 };
 
 #define TRY_CUDA(call)                                    \
@@ -42,8 +44,10 @@ typedef struct cuda_device {
     uint32_t max_rows;
     attn_cuda *engine;
     attn_cuda_memory arena;
-    cudaStream_t stream, copies; // copies: of read and write
-    cudaEvent_t marks[ATTN_DEVICE_BUFFERS];
+    cudaStream_t stream, uploads, copies; // copies: of read and write
+    cudaEvent_t marks[ATTN_DEVICE_BUFFERS], uploaded[ATTN_DEVICE_BUFFERS];
+    bool aside[ATTN_DEVICE_BUFFERS];                  // the last upload was in `uploads`
+    uint64_t upload_us[ATTN_DEVICE_BUFFERS], lead_us; // lead: of the last launch's upload before it
     plan_slot plans[ATTN_DEVICE_BUFFERS][PLANS];
     attn_cuda_plan *planned[ATTN_DEVICE_BUFFERS];
     uint64_t uses;
@@ -81,6 +85,7 @@ static attnd_err find_device(int32_t ordinal, attnd_errinfo *info) {
 
 static attnd_err make_buffers(cuda_device *d, uint64_t bytes, attnd_errinfo *info) {
     TRY_CUDA(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
+    TRY_CUDA(cudaStreamCreateWithFlags(&d->uploads, cudaStreamNonBlocking));
     TRY_CUDA(cudaStreamCreateWithFlags(&d->copies, cudaStreamNonBlocking));
     for (int i = 0; i < ATTN_DEVICE_BUFFERS; i++) {
         attn_device_buffer *b = &d->pub.buffers[i];
@@ -88,6 +93,7 @@ static attnd_err make_buffers(cuda_device *d, uint64_t bytes, attnd_errinfo *inf
         TRY_CUDA(cudaHostAlloc((void **)&b->host, bytes, cudaHostAllocDefault));
         TRY_CUDA(cudaMalloc((void **)&b->device, bytes));
         TRY_CUDA(cudaEventCreateWithFlags(&d->marks[i], cudaEventDisableTiming));
+        TRY_CUDA(cudaEventCreateWithFlags(&d->uploaded[i], cudaEventDisableTiming));
     }
     return ATTND_OK;
 }
@@ -120,11 +126,17 @@ static void device_close(attn_device *pub) {
         if (d->marks[i]) {
             (void)cudaEventDestroy(d->marks[i]);
         }
+        if (d->uploaded[i]) {
+            (void)cudaEventDestroy(d->uploaded[i]);
+        }
         (void)cudaFreeHost(pub->buffers[i].host);
         (void)cudaFree(pub->buffers[i].device);
     }
     if (d->stream) {
         (void)cudaStreamDestroy(d->stream);
+    }
+    if (d->uploads) {
+        (void)cudaStreamDestroy(d->uploads);
     }
     if (d->copies) {
         (void)cudaStreamDestroy(d->copies);
@@ -252,19 +264,41 @@ static attnd_err device_check_row(const attn_device *pub, const attn_shape *shap
 
 // ---- in stream order
 
+// device_launch: a launch whose upload is known to have ended need not wait for it.
 static attnd_err device_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
     cuda_device *d = of(pub);
+    d->lead_us = attnd_clock_us() - d->upload_us[buffer];
+    if (d->aside[buffer] && cudaEventQuery(d->uploaded[buffer]) != cudaSuccess) {
+        (void)cudaGetLastError();
+        TRY_CUDA(cudaStreamWaitEvent(d->stream, d->uploaded[buffer], 0));
+    }
     return attn_cuda_launch(d->planned[buffer], d->stream, info);
 }
 
+static attnd_err copy_in(cuda_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
+                         cudaStream_t stream, attnd_errinfo *info) {
+    const attn_device_buffer *b = &d->pub.buffers[buffer];
+    TRY_CUDA(
+        cudaMemcpyAsync(b->device + off, b->host + off, bytes, cudaMemcpyHostToDevice, stream));
+    return d->planned[buffer] ? attn_cuda_plan_upload(d->planned[buffer], stream, info) : ATTND_OK;
+}
+
+// device_upload: no work uses the buffer, so its copies need not follow any.  In the launches'
+// stream they cost the launch behind them 2 us and its flag another 2, also when they ended long
+// before (H200, MPS).  In a stream of their own they cost a launch that has to wait for them more,
+// so they are made there once a launch came long after its upload.
 static attnd_err device_upload(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
                                attnd_errinfo *info) {
     cuda_device *d = of(pub);
-    const attn_device_buffer *b = &pub->buffers[buffer];
-    TRY_CUDA(
-        cudaMemcpyAsync(b->device + off, b->host + off, bytes, cudaMemcpyHostToDevice, d->stream));
-    return d->planned[buffer] ? attn_cuda_plan_upload(d->planned[buffer], d->stream, info)
-                              : ATTND_OK;
+    bool aside = d->lead_us > ASIDE_US;
+    cudaStream_t stream = aside ? d->uploads : d->stream;
+    attnd_err err = copy_in(d, buffer, off, bytes, stream, info);
+    d->aside[buffer] = aside;
+    d->upload_us[buffer] = attnd_clock_us();
+    if (aside) {
+        TRY_CUDA(cudaEventRecord(d->uploaded[buffer], stream));
+    }
+    return err;
 }
 
 static attnd_err device_download(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
@@ -373,7 +407,11 @@ static attnd_err device_mark(attn_device *pub, uint32_t buffer, attnd_errinfo *i
 }
 
 static attnd_err device_ended(attn_device *pub, uint32_t buffer, bool *ended, attnd_errinfo *info) {
-    cudaError_t code = cudaEventQuery(of(pub)->marks[buffer]);
+    const cuda_device *d = of(pub);
+    cudaError_t code = cudaEventQuery(d->marks[buffer]);
+    if (code == cudaSuccess && d->aside[buffer]) {
+        code = cudaEventQuery(d->uploaded[buffer]);
+    }
     *ended = code != cudaErrorNotReady;
     if (code == cudaSuccess || code == cudaErrorNotReady) {
         return ATTND_OK;

@@ -267,9 +267,9 @@ static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
     for (uint32_t i = 0; i < h->num_in; i++) {
         push(stream, &(work){.kind = COPY, .copy = h->in[i]});
     }
+    push(stream, &(work){.kind = WRITE, .flag = h->done, .value = 0});
     push(stream, &(work){.kind = WRITE, .flag = h->ready, .value = 1});
     push(stream, &(work){.kind = WAIT, .flag = h->done});
-    push(stream, &(work){.kind = WRITE, .flag = h->done, .value = 0});
     for (uint32_t i = 0; i < h->num_out; i++) {
         push(stream, &(work){.kind = COPY, .copy = h->out[i]});
     }

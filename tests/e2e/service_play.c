@@ -200,6 +200,9 @@ attnd_err play_attend(play *p, uint64_t step, uint32_t layer, uint32_t rows) {
                            .rows = num,
                            .new_rows = num,
                            .stream = p->stream};
+    if (p->pause_ms > 0) {
+        service_pause(p->stream, p->pause_ms);
+    }
     if (p->how == PLAY_BUFFERS && layer != PLAY_LAYERS - 1) { // which has no place without k, v
         return attend_buffers(p, &a, rows);
     }

@@ -42,6 +42,7 @@ typedef struct play {
     play_tensors host[PLAY_LAYERS], device[PLAY_LAYERS];
     attnd_memory *qkv, *out; // PLAY_REGION
     attnd_buffers *buffers;  // PLAY_BUFFERS
+    int pause_ms;            // of the stream, before each attend
     attnd_errinfo info;
 } play;
 
