@@ -24,11 +24,10 @@
 //
 //     client's stream                            daemon
 //     copy q, k, v into the region
-//     ready = 1 (cuStreamWriteValue32)
+//     done = 0 and ready = 1 (at once, cuStreamWriteValue64, or in this order)
 //                                                sees ready, stores ready = 0, launches
 //                                                behind the launch, in stream order: done = 1
 //     wait for done >= 1 (cuStreamWaitValue32)
-//     done = 0 (cuStreamWriteValue32)
 //     copy out, lse out of the region
 //
 // The daemon looks at the ready flag of an attend_all's next layer only, so the streams raise them
@@ -95,7 +94,7 @@ typedef struct proto_flags {
 
 typedef struct proto_flag {
     uint32_t ready; // 0: the client's stream stores 1, the daemon 0
-    uint32_t done;  // 4: the daemon stores 1, the client's stream 0
+    uint32_t done;  // 4: the daemon stores 1, the client's stream 0 as it raises ready
 } proto_flag;
 
 PROTO_SIZE(proto_region_ask, 32);

@@ -1,10 +1,8 @@
 // The engine for service mode: the region imported, the flags registered, and per attend
-//     copies in | ready = 1, wait for done, done = 0 | copies out
-// in the caller's stream.  The three in the middle are one batch of memory operations, which a
-// stream under capture takes as one node of the graph.
-//
-// ready is written behind a barrier of the whole system, so that whoever sees it sees q, k and v.
-// done needs none, but a batch refuses writes without.
+//     copies in | ready = 1 and done = 0, wait for done | copies out
+// in the caller's stream.  The two in the middle are one batch of memory operations, which a stream
+// under capture takes as one node of the graph.  The flags are written at once, as 64 bits, behind
+// a barrier of the whole system, so that whoever sees ready sees q, k and v.
 //
 // The wait is the stream's alone: no thread takes part, and other streams go on.  It ends when the
 // daemon, or libattnd in its place, stores done.
@@ -222,20 +220,17 @@ static CUdeviceptr seen(const service *s, const uint32_t *flag) {
 
 static attnd_err pass(const service *s, const attnd_hand_over *h, void *stream,
                       attnd_errinfo *info) {
-    CUstreamBatchMemOpParams ops[3];
+    static const uint32_t raised[2] = {1, 0}; // ready, done
+    CUstreamBatchMemOpParams ops[2];
     memset(ops, 0, sizeof(ops));
-    ops[0].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    ops[0].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
     ops[0].writeValue.address = seen(s, h->ready);
-    ops[0].writeValue.value = 1;
+    memcpy(&ops[0].writeValue.value64, raised, sizeof(raised));
     ops[0].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     ops[1].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
     ops[1].waitValue.address = seen(s, h->done);
     ops[1].waitValue.value = 1;
     ops[1].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
-    ops[2].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    ops[2].writeValue.address = seen(s, h->done);
-    ops[2].writeValue.value = 0;
-    ops[2].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     CUresult code = s->batch((CUstream)stream, sizeof(ops) / sizeof(ops[0]), ops, 0);
     if (code == CUDA_SUCCESS) {
         return ATTND_OK;

@@ -43,7 +43,7 @@ typedef struct attnd_engine_step {
 // attnd_service is the part of an engine for service mode: tensors lie in a region, device memory
 // that the daemon has made, and a pair of 32-bit flags in host memory passes an attend there and
 // back.  What the client does for one is work in its stream, in this order:
-//     copies in | ready = 1 | wait until done is not 0 | done = 0 | copies out
+//     copies in | done = 0 | ready = 1 | wait until done is not 0 | copies out
 // The values are constants, so that a graph of it can be replayed.  Nothing is looked up or checked
 // in between: libattnd has sent the daemon what it needs to know.
 typedef struct attnd_service_opts {
@@ -66,7 +66,7 @@ typedef struct attnd_service_copy {
 typedef struct attnd_hand_over {
     attnd_service_copy in[3], out[2];
     uint32_t num_in, num_out;
-    uint32_t *ready, *done; // in the flags
+    uint32_t *ready, *done; // in the flags; done lies behind ready, in the same 8 aligned bytes
 } attnd_hand_over;
 
 typedef struct attnd_service {

@@ -1,6 +1,6 @@
 // The thread sleeps in poll until something happens to the socket, which is once in a session.
 //
-// done is stored again and again, since a stream resets it behind each wait, and has as many before
+// done is stored again and again, since a stream resets it before each wait, and has as many before
 // it as layers were given to it.
 #include "proto/client/client_watch.h"
 
