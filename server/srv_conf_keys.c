@@ -140,12 +140,11 @@ const srv_conf_key srv_conf_keys[] = {
     {"compute", "inline_work", SRV_CONF_COUNT, CONF(inline_work), "65536", 0, 1u << 30, NULL, false,
      "Multiply-adds of a launch up to which the CPU runs it on the loop's thread, since waking the "
      "compute threads takes longer; 0: none does."},
-    {"compute", "launch_ahead", SRV_CONF_CHOICE, CONF(launch_ahead), "off", 0, 0, "auto on off",
+    {"compute", "launch_ahead", SRV_CONF_CHOICE, CONF(launch_ahead), "auto", 0, 0, "auto on off",
      false,
      "Whether a GPU's submit thread starts the next layer of an attend_all by itself when its flag "
      "comes, if no other client's is at work, instead of being told: it polls for that for "
-     "server.flag_spin_us; auto: on machines of more than two processors.  On a GPU its "
-     "outputs were checked, kills and cancels were not yet; so it is off."},
+     "server.flag_spin_us; auto: on machines of more than two processors."},
 
     {"limits", "message", SRV_CONF_SIZE, CONF(message_bytes), "64MiB", 64 * KIB, 256 * MIB, NULL,
      false, "Largest message; a longer one closes its connection."},
