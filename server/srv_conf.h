@@ -103,7 +103,8 @@ typedef struct srv_conf_key {
     const char *doc;     // one sentence or two
 } srv_conf_key;
 
-extern const srv_conf_key srv_conf_keys[]; // ends with section NULL
+extern const srv_conf_key srv_conf_keys[]; // [srv_conf_num_keys], and a row with section NULL
+extern const size_t srv_conf_num_keys;
 
 // srv_conf_errors collects what is wrong with a configuration, one line each, so that all of it is
 // told at once.  Starts as zeros.

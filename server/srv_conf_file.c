@@ -15,10 +15,7 @@
 
 #include "server/srv_conf.h"
 
-enum {
-    MAX_KEYS = 64,    // rows of the table and tenants' keys; bits of `seen`
-    LINE_BYTES = 198, // inih's, without the newline
-};
+enum { LINE_BYTES = 198 }; // inih's, without the newline
 
 static const char indent[] = "    "; // of lines that go on, in a dump
 
@@ -36,7 +33,8 @@ typedef struct loader {
     bool pending; // key and value were read, on line `at`, and the next lines may add to the value
     int at;
     char key[2 * SRV_CONF_NAME_BYTES + 64], value[SRV_CONF_TEXT_BYTES + LINE_BYTES];
-    uint64_t seen[1 + SRV_CONF_MAX_TENANTS]; // keys set by this file: own sections, each tenant
+    bool *seen; // [1 + SRV_CONF_MAX_TENANTS, srv_conf_num_keys], keys set by this file: own
+                // sections, then each tenant
 } loader;
 
 static void wrong(loader *l, const char *what) {
@@ -52,11 +50,9 @@ static bool first_time(loader *l, const srv_conf_key *row) {
             who = i + 1;
         }
     }
-    size_t key_idx = (size_t)(row - srv_conf_keys);
-    ATTND_ASSERT(key_idx < MAX_KEYS);
-    uint64_t bit = 1ull << key_idx;
-    bool first = !(l->seen[who] & bit);
-    l->seen[who] |= bit;
+    bool *seen = &l->seen[who * srv_conf_num_keys + (size_t)(row - srv_conf_keys)];
+    bool first = !*seen;
+    *seen = true;
     return first;
 }
 
@@ -211,8 +207,12 @@ attnd_err srv_conf_load(srv_conf *conf, const char *path, srv_conf_errors *error
         srv_conf_error(errors, "%.120s: %s", path, strerror(errno));
         return ATTND_EIO;
     }
-    ini_parse_stream(read_line, &l, take_key, &l);
-    bool unreadable = ferror(l.file) != 0;
+    l.seen = calloc((1 + SRV_CONF_MAX_TENANTS) * srv_conf_num_keys, sizeof(*l.seen));
+    if (l.seen) {
+        ini_parse_stream(read_line, &l, take_key, &l);
+    }
+    bool unreadable = !l.seen || ferror(l.file) != 0;
+    free(l.seen);
     fclose(l.file);
     if (unreadable) {
         srv_conf_error(errors, "%.120s: cannot be read", path);

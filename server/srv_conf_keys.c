@@ -216,3 +216,5 @@ const srv_conf_key srv_conf_keys[] = {
      "Weight of the tenant when the compute threads are fought for."},
     {NULL, NULL, SRV_CONF_TEXT, 0, NULL, 0, 0, NULL, false, NULL},
 };
+
+const size_t srv_conf_num_keys = sizeof(srv_conf_keys) / sizeof(srv_conf_keys[0]) - 1;

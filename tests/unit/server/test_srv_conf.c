@@ -196,6 +196,26 @@ START_TEST(a_file_sets_keys_and_tenants) {
 }
 END_TEST
 
+// Every key of the table, the last one, too, and of two tenants.
+START_TEST(a_key_that_is_set_twice_is_an_error) {
+    size_t num = 0;
+    for (const srv_conf_key *k = srv_conf_keys; k->section; k++, num++) {
+        const bool tenants = strcmp(k->section, "tenant") == 0;
+        const char *section = tenants ? "tenant a" : k->section;
+        char text[2048], want[128];
+        snprintf(text, sizeof(text), "[%s]\n%s = %s\n[%s]\n%s = %s\n[%s]\n%s = %s\n", section,
+                 k->name, k->fallback, tenants ? "tenant b" : "cache", tenants ? k->name : "; ",
+                 tenants ? k->fallback : "", section, k->name, k->fallback);
+        snprintf(want, sizeof(want), ":6: %s.%s is set twice", section, k->name);
+        srv_conf_init(&conf);
+        ATTND_CK_ERR(load(text), ATTND_EINVAL);
+        ck_assert_uint_eq(errors.num, 1);
+        ck_error(0, want);
+    }
+    ck_assert_uint_eq(num, srv_conf_num_keys);
+}
+END_TEST
+
 START_TEST(errors_of_a_file_name_its_line) {
     ATTND_CK_ERR(load("[cache]\n\nmemory = 1GiB\nslub = 1MiB\n"), ATTND_EINVAL);
     ck_error(0, ":4: unknown key cache.slub, the nearest is cache.slab");
@@ -632,6 +652,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, an_unknown_key_names_the_nearest);
     tcase_add_test(tc, an_unknown_key_that_is_near_to_none_names_none);
     tcase_add_test(tc, a_file_sets_keys_and_tenants);
+    tcase_add_test(tc, a_key_that_is_set_twice_is_an_error);
     tcase_add_test(tc, errors_of_a_file_name_its_line);
     tcase_add_test(tc, all_errors_of_a_file_are_told);
     tcase_add_test(tc, the_same_key_of_two_tenants_is_not_twice);
