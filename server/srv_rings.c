@@ -2,22 +2,16 @@
 //
 //     attach socket: accept -> one proto_attach -> ring made, sent -> doorbells -> closed
 //     with a region: ... -> ring made -> region made beside the loop -> both sent -> ...
-//     loop:          asleep --doorbell, completion--> on_spin, on_spin, ... --spin_us--> asleep
+//     loop:          asleep --doorbell, completion--> polls (srv_spin) --spin_us--> asleep
 //
-// Polling.  on_spin is an idle handle, so while it is started the loop never blocks: it runs a
-// slice of polling, then everything else that is ready, then the next slice.  Within a slice every
-// ring gets up to BURST submissions a turn, so that no client can keep the others waiting.  Clients
-// that wait for completions are woken at the end of their ring's turn, not at the first one.
-//
-// Going to sleep: the flags are set in all rings, then a full fence, then one more look at each.  A
-// client does the same the other way round (submit, fence, look at the flag), so one of the two
-// sees the other.
+// Polling.  Within a slice every ring gets up to BURST submissions a turn, so that no client can
+// keep the others waiting.  Clients that wait for completions are woken at the end of their ring's
+// turn, not at the first one.
 //
 // A request is a slot of its connection, from the array made at the start: in_flight of them, and
 // one to answer EBUSY with.
 #include "server/srv_rings.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,14 +22,11 @@
 #include "server/srv_asked.h"
 #include "server/srv_attach.h"
 #include "server/srv_ring.h"
+#include "server/srv_spin.h"
 
 enum {
-    BURST = 16,      // submissions of one ring in a turn
-    SLICE_US = 20,   // of polling between two looks at everything else
-    AWAIT_US = 100,  // the same while something is awaited elsewhere, which takes every look
-    PACKETS = 16,    // of one connection, and connections of the socket, in one event
-    IDLE_PAUSES = 4, // between two turns that found nothing
-    YIELD_US = 5,    // without an event, before the processor is offered to others between two
+    BURST = 16,   // submissions of one ring in a turn
+    PACKETS = 16, // of one connection, and connections of the socket, in one event
 };
 
 typedef struct slot {
@@ -76,12 +67,11 @@ struct srv_rings {
     srv_rings_opts opts;
     srv_attach socket;
     uv_poll_t listen;
-    uv_idle_t spin;
-    bool awake, stopping;
+    srv_spin spin;
+    bool stopping;
     uint32_t handles; // not closed yet
-    uint64_t event_us;
-    conn *conns; // [opts.connections]
-    slot *slots; // [opts.connections, in_flight + 1]
+    conn *conns;      // [opts.connections]
+    slot *slots;      // [opts.connections, in_flight + 1]
     list_node rings, free;
     srv_rings_info info;
     struct {
@@ -99,48 +89,6 @@ static conn *conn_of(srv_conn *pub) {
 
 static conn *ring_conn(list_node *node) {
     return LIST_ENTRY(node, conn, node);
-}
-
-// ---- sleep
-
-static void set_sleeps(srv_rings *t, bool sleeps) {
-    LIST_FOREACH (&t->rings, node) {
-        srv_ring_set_sleeps(&ring_conn(node)->ring, sleeps);
-    }
-}
-
-static void on_spin(uv_idle_t *spin);
-
-// wake notes that something has happened, and starts the polling.
-static void wake(srv_rings *t) {
-    t->event_us = attnd_clock_us();
-    if (!t->awake && !t->stopping) {
-        t->awake = true;
-        set_sleeps(t, false);
-        uv_idle_start(&t->spin, on_spin);
-    }
-}
-
-static bool any_pending(srv_rings *t) {
-    LIST_FOREACH (&t->rings, node) {
-        if (srv_ring_pending(&ring_conn(node)->ring)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void try_sleep(srv_rings *t) {
-    set_sleeps(t, true);
-    proto_ring_fence();
-    if (any_pending(t)) {
-        set_sleeps(t, false);
-        t->event_us = attnd_clock_us();
-        return;
-    }
-    t->awake = false;
-    t->info.sleeps++;
-    uv_idle_stop(&t->spin);
 }
 
 // ---- end of a connection
@@ -284,7 +232,7 @@ static void reply_send(srv_request *rq) {
         srv_ring_post(&c->ring, s->user, s->reply_bytes, rq->status);
         if (!c->in_turn) {
             srv_ring_wake(&c->ring);
-            wake(c->t);
+            srv_spin_wake(&c->t->spin);
         }
     }
     end_request(s);
@@ -396,35 +344,33 @@ static bool serve_all(srv_rings *t, uint64_t until_us) {
     return any;
 }
 
-static void pause_cpu(void) {
-    for (int i = 0; i < IDLE_PAUSES; i++) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        __asm__ volatile("yield");
-#endif
+// ---- polling, for srv_spin
+
+static bool serve_slice(void *ctx, uint64_t until_us) {
+    srv_rings *t = ctx;
+    bool any = t->opts.poll(t->opts.ctx);
+    return serve_all(t, until_us) || any;
+}
+
+static bool any_pending(void *ctx) {
+    return next_pending(ctx) != NULL;
+}
+
+static void set_sleeps(void *ctx, bool sleeps) {
+    srv_rings *t = ctx;
+    LIST_FOREACH (&t->rings, node) {
+        srv_ring_set_sleeps(&ring_conn(node)->ring, sleeps);
     }
 }
 
-static void on_spin(uv_idle_t *spin) {
-    srv_rings *t = spin->data;
-    uint64_t now = attnd_clock_us();
-    uint64_t until = now + (t->opts.awaits(t->opts.ctx) ? AWAIT_US : SLICE_US);
-    do {
-        bool any = t->opts.poll(t->opts.ctx);
-        any = serve_all(t, until) || any;
-        now = attnd_clock_us();
-        if (any) {
-            t->event_us = now;
-        } else if (t->opts.crowds(t->opts.ctx) ||
-                   (now - t->event_us >= t->opts.spin_us && !t->opts.awaits(t->opts.ctx))) {
-            try_sleep(t);
-        } else if (now - t->event_us < YIELD_US) {
-            pause_cpu();
-        } else {
-            sched_yield(); // a client may have been put on this very processor
-        }
-    } while (t->awake && now < until);
+static bool awaits(void *ctx) {
+    const srv_rings *t = ctx;
+    return t->opts.awaits(t->opts.ctx);
+}
+
+static bool crowds(void *ctx) {
+    const srv_rings *t = ctx;
+    return t->opts.crowds(t->opts.ctx);
 }
 
 // ---- attaching
@@ -529,7 +475,7 @@ static void give(conn *c, attnd_err err, const attnd_errinfo *info) {
         refuse_ring(c, err, info);
         return;
     }
-    srv_ring_set_sleeps(&c->ring, !t->awake); // before the client can look
+    srv_ring_set_sleeps(&c->ring, !srv_spin_awake(&t->spin)); // before the client can look
     list_append(&t->rings, &c->node);
     t->info.rings++;
     if (send_all(c)) {
@@ -586,7 +532,7 @@ static void on_packet(conn *c, const srv_asked *packet, size_t bytes) {
         c->left = true;
     } else if (c->ring.base) {
         c->t->info.doorbells++;
-        wake(c->t);
+        srv_spin_wake(&c->t->spin);
     } else {
         attach(c, packet, bytes);
     }
@@ -630,7 +576,7 @@ static void open_conn(srv_rings *t, int fd, uint32_t uid) {
         close(fd);
         return;
     }
-    if (uv_poll_init(t->spin.loop, &c->poll, fd) != 0) {
+    if (uv_poll_init(t->listen.loop, &c->poll, fd) != 0) {
         close(fd);
         return;
     }
@@ -735,8 +681,15 @@ attnd_err srv_rings_open(srv_rings **out, uv_loop_t *loop, const srv_rings_opts 
         free_memory(t);
         return err;
     }
-    uv_idle_init(loop, &t->spin);
-    t->listen.data = t->spin.data = t;
+    srv_spin_opts spin = {.spin_us = opts->spin_us,
+                          .serve = serve_slice,
+                          .pending = any_pending,
+                          .sleeps = set_sleeps,
+                          .awaits = awaits,
+                          .crowds = crowds,
+                          .ctx = t};
+    srv_spin_open(&t->spin, loop, &spin);
+    t->listen.data = t;
     t->handles = 2;
     uv_poll_start(&t->listen, UV_READABLE, on_listen);
     *out = t;
@@ -754,7 +707,7 @@ void srv_rings_close(srv_rings *t) {
     }
     t->stopping = true;
     uv_close((uv_handle_t *)&t->listen, on_own_closed);
-    uv_close((uv_handle_t *)&t->spin, on_own_closed);
+    srv_spin_close(&t->spin, on_own_closed);
     srv_attach_close(&t->socket);
     for (uint32_t i = 0; i < t->opts.connections; i++) {
         conn *c = &t->conns[i];
@@ -772,12 +725,12 @@ void srv_rings_close(srv_rings *t) {
 
 void srv_rings_stir(srv_rings *t) {
     if (t) {
-        wake(t);
+        srv_spin_wake(&t->spin);
     }
 }
 
 bool srv_rings_awake(const srv_rings *t) {
-    return t && t->awake;
+    return t && srv_spin_awake(&t->spin);
 }
 
 const char *srv_rings_path(const srv_rings *t) {
@@ -786,7 +739,8 @@ const char *srv_rings_path(const srv_rings *t) {
 
 void srv_rings_set_spin(srv_rings *t, uint32_t spin_us) {
     if (t) {
-        t->opts.spin_us = spin_us;
+        t->opts.spin_us = spin_us; // which clients are told
+        srv_spin_set(&t->spin, spin_us);
     }
 }
 
@@ -794,5 +748,6 @@ void srv_rings_get_info(const srv_rings *t, srv_rings_info *out) {
     memset(out, 0, sizeof(*out));
     if (t) {
         *out = t->info;
+        out->sleeps = srv_spin_slept(&t->spin);
     }
 }
