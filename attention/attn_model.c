@@ -345,11 +345,11 @@ static bool same_bits(float a, float b) {
     return memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-static bool same_layer(const attn_model *m, const attn_layer *a, const attn_layer *b) {
+bool attn_layer_equal(const attn_model *m, const attn_layer *a, const attn_layer *b) {
     const attn_rope *ra = &a->rope, *rb = &b->rope;
     return same_bits(a->scale, b->scale) && same_bits(a->softcap, b->softcap) &&
            a->window_left == b->window_left && a->window_right == b->window_right &&
-           a->kv_layer == b->kv_layer && ra->rotary_dim == rb->rotary_dim &&
+           ra->rotary_dim == rb->rotary_dim &&
            (!ra->rotary_dim ||
             (ra->interleaved == rb->interleaved &&
              same_bits(ra->attention_factor, rb->attention_factor) &&
@@ -367,7 +367,8 @@ bool attn_model_equal(const attn_model *a, const attn_model *b) {
                 a->head_dim == b->head_dim && a->v_head_dim == b->v_head_dim &&
                 a->block_tokens == b->block_tokens && a->causal == b->causal;
     for (uint32_t i = 0; same && i < a->num_layers; i++) {
-        same = same_layer(a, &a->layers[i], &b->layers[i]);
+        same = a->layers[i].kv_layer == b->layers[i].kv_layer &&
+               attn_layer_equal(a, &a->layers[i], &b->layers[i]);
     }
     return same;
 }

@@ -62,6 +62,9 @@ void attn_model_free(attn_model *model);
 // attn_model_equal compares everything that a launch sees.
 bool attn_model_equal(const attn_model *a, const attn_model *b);
 
+// attn_layer_equal compares two layers of such a model, but for where K and V lie.
+bool attn_layer_equal(const attn_model *model, const attn_layer *a, const attn_layer *b);
+
 // attn_layer_fill fills in what of a launch's row is the layer's: offsets, mask, scales, RoPE.
 // Arrays are borrowed from the model.
 void attn_layer_fill(const attn_model *model, uint32_t layer, attn_row *row);

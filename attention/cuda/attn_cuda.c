@@ -509,11 +509,13 @@ fail:
     return err;
 }
 
-static attnd_err launch_decode(attn_cuda_plan *plan, void *stream, attnd_errinfo *info) {
+static attnd_err launch_decode(attn_cuda_plan *plan, const attn_cuda_shift *shift, void *stream,
+                               attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
     const attn_shape *s = &plan->shape;
     decode_args args = {.plan = &plan->device->decode,
                         .slots = plan->cuda->workspace,
+                        .shift = *shift,
                         .block_stride = s->block_stride,
                         .k_head_bytes = s->stride_k_head * 2,
                         .v_head_bytes = s->stride_v_head * 2,
@@ -532,14 +534,28 @@ fail:
     return err;
 }
 
+attnd_err attn_cuda_launch_shifted(attn_cuda_plan *plan, const attn_cuda_shift *shift, void *stream,
+                                   attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    if (plan->kernels != ATTN_CUDA_DECODE) {
+        return attnd_fail(info, ATTND_ENOTSUP, "shift",
+                          "the plan needs more than the decode kernel");
+    }
+    ATTN_TRY_CUDA(cudaSetDevice(plan->cuda->device));
+    err = launch_decode(plan, shift, stream, info);
+fail:
+    return err;
+}
+
 attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *info) {
+    static const attn_cuda_shift none;
     attnd_err err = ATTND_OK;
     ATTN_TRY_CUDA(cudaSetDevice(plan->cuda->device));
     if (plan->kernels & ATTN_CUDA_PREFILL) {
         err = launch_prefill(plan, stream, info);
     }
     if (err == ATTND_OK && (plan->kernels & ATTN_CUDA_DECODE)) {
-        err = launch_decode(plan, stream, info);
+        err = launch_decode(plan, &none, stream, info);
     }
     return err;
 fail:

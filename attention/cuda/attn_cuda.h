@@ -123,6 +123,18 @@ uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan);
 // when the launch is refused; an error of the kernel itself shows at the next synchronisation.
 attnd_err attn_cuda_launch(attn_cuda_plan *plan, void *stream, attnd_errinfo *info);
 
+// attn_cuda_shift is how many bytes behind those of the plan's rows a launch's tensors lie: layers
+// that differ in nothing else can share a plan.
+typedef struct attn_cuda_shift {
+    int64_t q, out, lse, k_new, v_new;
+    int64_t k, v; // k_offset and v_offset
+} attn_cuda_shift;
+
+// attn_cuda_launch_shifted is attn_cuda_launch with other tensors.  ATTND_ENOTSUP when the plan
+// needs more than ATTN_CUDA_DECODE.
+attnd_err attn_cuda_launch_shifted(attn_cuda_plan *plan, const attn_cuda_shift *shift, void *stream,
+                                   attnd_errinfo *info);
+
 // attn_cuda_run is set, upload and launch.
 attnd_err attn_cuda_run(attn_cuda_plan *plan, const attn_params *p, void *stream,
                         attn_choice *choice, attnd_errinfo *info);

@@ -1,11 +1,12 @@
 // The engine for an arena in a GPU's memory: the client imports the allocation, and launches in its
 // own streams.
 //
-// Plans.  Each layer has a plan of its own, and the plans of a model lie side by side, in pinned
-// memory and on the device (plan_set), so that one copy uploads all of them.  There is a set for
-// attends as they come, and one for each capture, whose places on the device a graph's kernels
-// know.  A replay writes the plans of all captured layers for the next step into the half of the
-// pinned memory that is not being uploaded, and copies it, and the step's tables, in the stream.
+// Plans lie side by side, in pinned memory and on the device (plan_set), so that one copy uploads
+// all of them.  There is a set for attends as they come, with a plan for each layer, and one for
+// each capture, whose places on the device a graph's kernels know: there, layers that differ in
+// nothing but where their tensors lie share a plan.  A replay writes the plans for the next step
+// into the half of the pinned memory that is not being uploaded, and copies it, and the step's
+// tables, in the stream.
 //
 //     host     plan t+1 -> half 1 | plan t+2 -> half 0 (once upload t has ended) | ...
 //     stream   upload t, graph t  | upload t+1, graph t+1                        | ...
@@ -42,10 +43,12 @@ typedef struct plan_set {
     uint64_t step;     // 0 captured: the step that it is used for
     uint32_t max_records, num_layers;
     uint64_t stride;
-    uint8_t *host, *device;  // [HALVES, num_layers, stride], [num_layers, stride]
-    attn_cuda_plan **plans;  // [num_layers]
-    attnd_attend_args *args; // [num_layers], of the capture
-    uint32_t *kernels; // [num_layers], that were captured, or are planned in this step; 0 = none
+    uint8_t *host, *device; // [HALVES, num_layers, stride], [num_layers, stride]
+    attn_cuda_plan **plans; // [num_layers], by layer; of a capture, num_plans in its order
+    uint32_t *kernels;      // [num_layers], that each needs; 0 = not planned in this step
+    uint32_t num_plans;
+    attnd_attend_args *args; // [num_layers], of the capture: what each plan is made for
+    bool *attends;           // [num_layers], layers in the capture
     cudaEvent_t uploaded[HALVES];
     uint32_t half;
 } plan_set;
@@ -76,6 +79,7 @@ static void free_set(plan_set *set) {
     (void)cudaFree(set->device);
     free(set->plans);
     free(set->args);
+    free(set->attends);
     free(set->kernels);
     free(set);
 }
@@ -96,8 +100,9 @@ static attnd_err make_set(cuda_engine *c, const attn_engine_model *model, uint64
                       .stride = attn_cuda_plan_room(c->cuda, shape, max_records),
                       .plans = calloc(n, sizeof(*set->plans)),
                       .args = calloc(n, sizeof(*set->args)),
+                      .attends = calloc(n, sizeof(*set->attends)),
                       .kernels = calloc(n, sizeof(*set->kernels))};
-    if (!set->plans || !set->args || !set->kernels) {
+    if (!set->plans || !set->args || !set->attends || !set->kernels) {
         err = attnd_fail(info, ATTND_ENOMEM, "engine", "no memory for plans");
         goto end;
     }
@@ -234,19 +239,57 @@ end:
     return err;
 }
 
+static int64_t behind(const void *a, const void *b) {
+    return (int64_t)((uintptr_t)b - (uintptr_t)a);
+}
+
+// shift_of says whether attend b's launch is a's but for where the tensors lie, and by how much.
+static bool shift_of(const attn_model *m, const attnd_attend_args *a, const attnd_attend_args *b,
+                     attn_cuda_shift *shift) {
+    const attn_layer *x = &m->layers[a->layer], *y = &m->layers[b->layer];
+    *shift = (attn_cuda_shift){.q = behind(a->q, b->q),
+                               .out = behind(a->out, b->out),
+                               .lse = behind(a->lse, b->lse),
+                               .k_new = behind(a->k, b->k),
+                               .v_new = behind(a->v, b->v),
+                               .k = (int64_t)(y->k_offset - x->k_offset),
+                               .v = (int64_t)(y->v_offset - x->v_offset)};
+    return x->group == y->group && attn_layer_equal(m, x, y) && a->rows == b->rows &&
+           a->new_rows == b->new_rows && a->partial == b->partial && !a->k == !b->k &&
+           !a->lse == !b->lse && a->q_stride_token == b->q_stride_token &&
+           a->q_stride_head == b->q_stride_head && a->k_stride_token == b->k_stride_token &&
+           a->k_stride_head == b->k_stride_head && a->v_stride_token == b->v_stride_token &&
+           a->v_stride_head == b->v_stride_head;
+}
+
 // capture adds a layer's kernels to the graph, and remembers what they are launched with.
 static attnd_err capture(cuda_engine *c, const attn_engine_step *s, const attn_params *p,
                          const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info) {
     plan_set *set = find_set(c, NULL, s->handle);
     attnd_err err = set ? ATTND_OK : make_set(c, s->model, s->handle, records_of(c, p), &set, info);
-    if (!err) {
-        err = attn_cuda_plan_set(set->plans[args->layer], p, choice, info);
+    if (err) {
+        return err;
     }
-    if (!err) {
-        set->args[args->layer] = *args;
-        set->kernels[args->layer] = attn_cuda_plan_kernels(set->plans[args->layer]);
-        err = attn_cuda_launch(set->plans[args->layer], args->stream, info);
+    attn_cuda_shift shift;
+    uint32_t i = 0;
+    while (i < set->num_plans && (set->kernels[i] != ATTN_CUDA_DECODE ||
+                                  !shift_of(s->model->attn, &set->args[i], args, &shift))) {
+        i++;
     }
+    if (i == set->num_layers) {
+        return attnd_fail(info, ATTND_ENOTSUP, "step",
+                          "more attends were captured in it than the model has layers");
+    }
+    err = attn_cuda_plan_set(set->plans[i], p, choice, info);
+    if (!err && i < set->num_plans) {
+        err = attn_cuda_launch_shifted(set->plans[i], &shift, args->stream, info);
+    } else if (!err) {
+        set->args[i] = *args;
+        set->kernels[i] = attn_cuda_plan_kernels(set->plans[i]);
+        set->num_plans++;
+        err = attn_cuda_launch(set->plans[i], args->stream, info);
+    }
+    set->attends[args->layer] |= !err;
     return err;
 }
 
@@ -274,49 +317,46 @@ static attnd_err run(attn_engine *e, attn_engine_step *s, const attn_params *p,
 
 // ---- replay
 
-// plan_layers plans every captured layer for the step, into the half that is not being uploaded.
-static attnd_err plan_layers(attn_engine *e, plan_set *set, attn_engine_step *s,
-                             attnd_errinfo *info) {
+// make_plans plans what was captured for the step, into the half that is not being uploaded.
+static attnd_err make_plans(attn_engine *e, plan_set *set, attn_engine_step *s,
+                            attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
     uint8_t *half = set->host + set->half * set->num_layers * set->stride;
     TRY_CUDA(cudaEventSynchronize(set->uploaded[set->half]));
-    for (uint32_t l = 0; l < set->num_layers && !err; l++) {
+    for (uint32_t i = 0; i < set->num_plans && !err; i++) {
         attn_rope rope;
         attn_params p;
-        if (!set->kernels[l]) {
-            continue;
-        }
-        attn_cuda_plan_move_host(set->plans[l], half + l * set->stride);
-        err = attn_engine_params(e, s, &set->args[l], &p, &rope, info);
+        attn_cuda_plan_move_host(set->plans[i], half + i * set->stride);
+        err = attn_engine_params(e, s, &set->args[i], &p, &rope, info);
         if (!err) {
-            err = attn_cuda_plan_set(set->plans[l], &p, NULL, info);
+            err = attn_cuda_plan_set(set->plans[i], &p, NULL, info);
         }
-        if (!err && attn_cuda_plan_kernels(set->plans[l]) != set->kernels[l]) {
+        if (!err && attn_cuda_plan_kernels(set->plans[i]) != set->kernels[i]) {
             err = attnd_fail(info, ATTND_ENOTSUP, "captured",
-                             "layer %u needs other kernels than were captured", l);
+                             "layer %u needs other kernels than were captured", set->args[i].layer);
         }
     }
 end:
     return err;
 }
 
-// upload copies the plans of all layers, at once when they allow it.
+// upload copies the plans, at once when they allow it.
 static attnd_err upload(plan_set *set, void *stream, attnd_errinfo *info) {
     uint64_t width = 0;
     bool at_once = true;
     attnd_err err = ATTND_OK;
-    for (uint32_t l = 0; l < set->num_layers; l++) {
-        uint64_t used = set->kernels[l] ? attn_cuda_plan_used(set->plans[l]) : 1;
+    for (uint32_t i = 0; i < set->num_plans; i++) {
+        uint64_t used = attn_cuda_plan_used(set->plans[i]);
         at_once &= used > 0;
         width = used > width ? used : width;
     }
     if (at_once) {
         const uint8_t *half = set->host + set->half * set->num_layers * set->stride;
         TRY_CUDA(cudaMemcpy2DAsync(set->device, set->stride, half, set->stride, width,
-                                   set->num_layers, cudaMemcpyHostToDevice, (cudaStream_t)stream));
+                                   set->num_plans, cudaMemcpyHostToDevice, (cudaStream_t)stream));
     }
-    for (uint32_t l = 0; l < set->num_layers && !at_once && !err; l++) {
-        err = set->kernels[l] ? attn_cuda_plan_upload(set->plans[l], stream, info) : ATTND_OK;
+    for (uint32_t i = 0; i < set->num_plans && !at_once && !err; i++) {
+        err = attn_cuda_plan_upload(set->plans[i], stream, info);
     }
     if (!err) {
         TRY_CUDA(cudaEventRecord(set->uploaded[set->half], (cudaStream_t)stream));
@@ -335,7 +375,7 @@ static attnd_err replay(attn_engine *e, uint64_t captured, attn_engine_step *s, 
     }
     attn_cuda_entered was = enter(c);
     set->half = (set->half + 1) % HALVES;
-    attnd_err err = plan_layers(e, set, s, info);
+    attnd_err err = make_plans(e, set, s, info);
     if (!err) {
         err = show_tables(s, stream, info);
     }
@@ -343,7 +383,7 @@ static attnd_err replay(attn_engine *e, uint64_t captured, attn_engine_step *s, 
         err = upload(set, stream, info);
     }
     for (uint32_t l = 0; l < set->num_layers && !err; l++) {
-        if (set->kernels[l]) {
+        if (set->attends[l]) {
             attn_engine_mark(s, l);
         }
     }

@@ -2,7 +2,7 @@
 #ifndef ATTND_ATTENTION_CUDA_DECODE_INSTANCE_H
 #define ATTND_ATTENTION_CUDA_DECODE_INSTANCE_H
 
-#include <stdint.h>
+#include "attention/cuda/attn_cuda.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,6 +21,7 @@ typedef struct decode_args {
     // [slots, query_rows, head_dim + 4]: sums [query_rows, head_dim], then (maximum, denominator)
     // [query_rows].  All bytes 0xff between launches.
     float *slots;
+    attn_cuda_shift shift; // of all that records point to
     uint64_t block_stride;
     int64_t k_head_bytes, v_head_bytes; // strides
     int32_t block_tokens, kv_heads, group;

@@ -71,7 +71,8 @@ struct decode_loader {
         const int heads = r.heads, pieces = r.tokens * heads * kPieces;
         const uint32_t heads_inverse = r.heads_inverse;
         const int64_t token_bytes = r.q_token_bytes, head_bytes = r.q_head_bytes;
-        const char *q = r.q + (piece.kv_head * args.group + r.head_first) * head_bytes;
+        const char *q =
+            r.q + args.shift.q + (piece.kv_head * args.group + r.head_first) * head_bytes;
 #pragma unroll 1
         for (int i = lane; i < pieces; i += 32) {
             const int row = i / kPieces, byte = i % kPieces * 16;
@@ -127,10 +128,10 @@ struct decode_loader {
         __device__ source(const attn_cuda_piece &piece, const attn_cuda_record &r,
                           const decode_args &args) {
             table = r.table;
-            k = r.k + piece.kv_head * args.k_head_bytes;
-            v = r.v + piece.kv_head * args.v_head_bytes;
-            k_new = r.k_new + piece.kv_head * r.k_new_head_bytes;
-            v_new = r.v_new + piece.kv_head * r.v_new_head_bytes;
+            k = r.k + args.shift.k + piece.kv_head * args.k_head_bytes;
+            v = r.v + args.shift.v + piece.kv_head * args.v_head_bytes;
+            k_new = r.k_new + args.shift.k_new + piece.kv_head * r.k_new_head_bytes;
+            v_new = r.v_new + args.shift.v_new + piece.kv_head * r.v_new_head_bytes;
             k_new_bytes = r.k_new_token_bytes;
             v_new_bytes = r.v_new_token_bytes;
             first_key = piece.tile_first * Traits::kTile;

@@ -58,10 +58,11 @@ struct decode_merge {
         if (d == 0) {
             y = make_uint2(0, 0);
         }
-        typename Traits::type *out = (typename Traits::type *)r.out;
+        typename Traits::type *out = (typename Traits::type *)((char *)r.out + args.shift.out);
         *(uint2 *)(out + token * r.out_token + head * r.out_head + quad * 4) = y;
         if (r.lse && quad == 0) {
-            r.lse[head * r.lse_head + token] =
+            float *lse = (float *)((char *)r.lse + args.shift.lse);
+            lse[head * r.lse_head + token] =
                 d == 0 ? -INFINITY : fmaf(m, 0.6931471805599453f, logf(d));
         }
     }

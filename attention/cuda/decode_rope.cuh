@@ -76,9 +76,9 @@ __device__ void decode_append(const decode_item &item, const decode_args &args, 
         const int64_t in_pool =
             (int64_t)(__ldg(r.table + key / args.block_tokens) * args.block_stride) +
             (int64_t)(key % args.block_tokens) * Traits::kRowBytes + i % kPieces * 16;
-        *(uint4 *)(r.k + item.piece.kv_head * args.k_head_bytes + in_pool) =
+        *(uint4 *)(r.k + args.shift.k + item.piece.kv_head * args.k_head_bytes + in_pool) =
             *(const uint4 *)(s_k + in_stage);
-        *(uint4 *)(r.v + item.piece.kv_head * args.v_head_bytes + in_pool) =
+        *(uint4 *)(r.v + args.shift.v + item.piece.kv_head * args.v_head_bytes + in_pool) =
             *(const uint4 *)(s_v + in_stage);
     }
 }

@@ -102,7 +102,7 @@ static void open_model(player *p) {
         layers[l] = ATTND_LAYER_DEFAULT;
         layers[l].rope = (attnd_rope_opts){.inv_freq = inv_freq, .num_inv_freq = DIM / 2};
     }
-    layers[1].softcap = 5;
+    layers[1].softcap = 5; // so in a graph layers 0 and 2 share a plan, and 1 has its own
     layers[1].sinks = sinks;
     attnd_model_opts opts = {.name = "m",
                              .dtype = ATTND_BF16,
