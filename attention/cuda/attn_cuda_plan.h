@@ -137,12 +137,16 @@ static inline attn_cuda_record *attn_cuda_records(attn_cuda_head *head, uint32_t
     return (attn_cuda_record *)(attn_cuda_starts(head) + num_ctas);
 }
 
-// attn_cuda_masks_of returns where the masks of a finished plan lie.  The device's code too.
+// attn_cuda_records_of and attn_cuda_masks_of return where the records and the masks of a finished
+// plan lie.  The device's code too.
+ATTN_CUDA_BOTH const attn_cuda_record *attn_cuda_records_of(const attn_cuda_head *head,
+                                                            uint32_t num_ctas) {
+    return (const attn_cuda_record *)((const attn_cuda_start *)(head + 1) + num_ctas);
+}
+
 ATTN_CUDA_BOTH const attn_cuda_mask *attn_cuda_masks_of(const attn_cuda_head *head,
                                                         uint32_t num_ctas) {
-    const attn_cuda_start *starts = (const attn_cuda_start *)(head + 1);
-    const attn_cuda_record *records = (const attn_cuda_record *)(starts + num_ctas);
-    return (const attn_cuda_mask *)(records + head->num_records);
+    return (const attn_cuda_mask *)(attn_cuda_records_of(head, num_ctas) + head->num_records);
 }
 
 // attn_cuda_plan_bytes returns the size of a plan.

@@ -6,20 +6,21 @@
 
 #include "attention/cuda/attn_cuda_plan.h"
 
-enum { ATTN_CUDA_MERGE_ALL = 1, ATTN_CUDA_MERGE_SECOND = 2 };
+enum { ATTN_CUDA_MERGE_ALL = 1, ATTN_CUDA_MERGE_LATER = 2, ATTN_CUDA_MERGE_SECOND = 3 };
 
 typedef struct attn_cuda_piece {
     int32_t kv_head; // -1 = none
     int32_t tile_first, num_tiles;
     int32_t part, num_parts; // num_parts > 1: its state goes to a slot
-    int32_t is_shared;       // the head begins in another CTA
     int32_t is_last;         // of the CTA
+    int32_t is_end;          // and no merge is left to do behind it
     // Slots of part 0 and of part 1, and from there on to the next.
     uint32_t slot_first, slot_second, slot_step;
     uint32_t slot_rows; // query rows of a slot
     // What becomes of a part: 0, its slot waits for another part to merge it; ATTN_CUDA_MERGE_ALL,
-    // it merges all slots, its own too; ATTN_CUDA_MERGE_SECOND, it is the first of two and takes in
-    // the other's slot: that one was computed first of all by its CTA, and this one last of all.
+    // it merges all slots, its own too, or ATTN_CUDA_MERGE_LATER, does so when its CTA has nothing
+    // else to do; ATTN_CUDA_MERGE_SECOND, it is the first of two and takes in the other's slot:
+    // that one was computed first of all by its CTA, and this one last of all.
     int32_t merge;
 } attn_cuda_piece;
 
@@ -29,6 +30,7 @@ typedef struct attn_cuda_walk {
     uint32_t cta, kv_heads;
     uint32_t record, kv_head, offset; // offset: positions into the head
     uint32_t position, left;          // on the line, and how many are still this CTA's
+    bool owes;                        // a part is to be merged later
 } attn_cuda_walk;
 
 ATTN_CUDA_BOTH uint32_t attn_cuda_slot(const attn_cuda_piece *piece, int32_t part) {
@@ -39,7 +41,7 @@ ATTN_CUDA_BOTH uint32_t attn_cuda_slot(const attn_cuda_piece *piece, int32_t par
 ATTN_CUDA_BOTH void attn_cuda_walk_init(attn_cuda_walk *w, const attn_cuda_head *head,
                                         uint32_t num_ctas, uint32_t cta, uint32_t kv_heads) {
     const attn_cuda_start *starts = (const attn_cuda_start *)(head + 1);
-    w->records = (const attn_cuda_record *)(starts + num_ctas);
+    w->records = attn_cuda_records_of(head, num_ctas);
     w->num_records = head->num_records;
     w->share = head->share;
     w->is_parts = head->is_parts;
@@ -53,6 +55,7 @@ ATTN_CUDA_BOTH void attn_cuda_walk_init(attn_cuda_walk *w, const attn_cuda_head 
     w->left = w->position >= head->total                ? 0
               : head->total - w->position < head->share ? head->total - w->position
                                                         : head->share;
+    w->owes = false;
 }
 
 ATTN_CUDA_BOTH void attn_cuda_walk_advance(attn_cuda_walk *w, uint32_t positions, uint32_t length) {
@@ -66,6 +69,18 @@ ATTN_CUDA_BOTH void attn_cuda_walk_advance(attn_cuda_walk *w, uint32_t positions
             w->record++;
         }
     }
+}
+
+// attn_cuda_walk_leave says what is left of the CTA behind a piece.  is_shared: its head begins in
+// another CTA, so others may still be at work on it.
+ATTN_CUDA_BOTH void attn_cuda_walk_leave(attn_cuda_walk *w, attn_cuda_piece *piece,
+                                         bool is_shared) {
+    piece->is_last = w->left == 0;
+    if (piece->merge == ATTN_CUDA_MERGE_ALL && is_shared && w->left > 0) {
+        piece->merge = ATTN_CUDA_MERGE_LATER;
+        w->owes = true;
+    }
+    piece->is_end = w->left == 0 && !w->owes;
 }
 
 // attn_cuda_walk_part is the next piece when positions are parts.
@@ -83,9 +98,9 @@ ATTN_CUDA_BOTH void attn_cuda_walk_part(attn_cuda_walk *w, const attn_cuda_recor
     piece->slot_first = r->slot_first + w->kv_head * r->length;
     piece->slot_second = piece->slot_first + 1;
     piece->slot_step = 1;
-    piece->is_shared = w->position - w->offset < w->cta * w->share;
+    const bool is_shared = w->position - w->offset < w->cta * w->share;
     attn_cuda_walk_advance(w, 1, r->length);
-    piece->is_last = w->left == 0;
+    attn_cuda_walk_leave(w, piece, is_shared);
 }
 
 // attn_cuda_walk_share is the next piece when positions are tiles: what is left of the head, as far
@@ -109,8 +124,6 @@ ATTN_CUDA_BOTH bool attn_cuda_walk_share(attn_cuda_walk *w, const attn_cuda_reco
     piece->part = 0;
     piece->num_parts = 1;
     piece->merge = 0;
-    piece->is_shared = head_start < w->cta * w->share;
-    piece->is_last = w->left == 0;
     if (end - first < tiles) {
         uint32_t cta_first = (head_start + overhead) / w->share;
         uint32_t cta_last = (head_start + r->length - 1) / w->share;
@@ -126,6 +139,7 @@ ATTN_CUDA_BOTH bool attn_cuda_walk_share(attn_cuda_walk *w, const attn_cuda_reco
         piece->slot_second = 2 * (cta_first + 1);
         piece->slot_step = 2;
     }
+    attn_cuda_walk_leave(w, piece, head_start < w->cta * w->share);
     return true;
 }
 

@@ -14,10 +14,14 @@
 #include "attention/cuda/decode_rope.cuh"
 
 // decode_rotate_aside rotates the queries of each item of up to 8 query rows but the first, and
-// hands all on.
+// hands all on.  It has time to say when what came before this launch has ended: until then, and
+// only then, prefetching gains.
 template <typename Traits>
 __device__ void decode_rotate_aside(typename Traits::smem &s) {
+    ptx::s_put(&s.has_begun, 0);
     decode_grid_wait<Traits>();
+    ptx::s_put(&s.has_begun, 1);
+    ptx::bar_sync(BAR_ASIDE, 64); // barriers are there
     bool is_first = true;
     for (decode_ring items;;) {
         items.wait_full(s.item_loaded);
@@ -39,14 +43,29 @@ __device__ void decode_rotate_aside(typename Traits::smem &s) {
     }
 }
 
+// decode_keep_plan brings the plan to L2, a share by each CTA, and has it kept there: the launches
+// of a model's other layers may read the same one, and what they come after sweeps the L2.
+template <typename Traits>
+__device__ void decode_keep_plan(const decode_args &args) {
+    if constexpr (Traits::kIsBulk) {
+        const uint32_t share = (args.plan_bytes / gridDim.x + 16) & ~15u;
+        const uint32_t first = blockIdx.x * share;
+        if (threadIdx.x % 32 == 0 && first < args.plan_bytes) {
+            ptx::bulk_prefetch((const char *)args.plan + first, min(share, args.plan_bytes - first),
+                               ptx::policy_evict_last());
+        }
+    }
+}
+
 // decode_merge_aside merges what the consumers leave of an item, and hands back its place.
 template <typename Traits>
 __device__ void decode_merge_aside(typename Traits::smem &s, const decode_args &args) {
-    decode_grid_wait<Traits>();
+    ptx::bar_arrive(BAR_ASIDE, 64);
     for (decode_ring items, states;;) {
         items.wait_full(s.item_full);
         const decode_item &item = s.items[items.index()];
         if (item.piece.kv_head < 0) {
+            decode_keep_plan<Traits>(args);
             return;
         }
         if (decode_is_aside<Traits>(item)) {

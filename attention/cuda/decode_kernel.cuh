@@ -2,7 +2,8 @@
 // RoPE included, one launch.  README.md has the picture and the counts.
 //
 // Grid: one CTA an SM, always; what each computes stands in the plan (attn_cuda_plan.h).  The first
-// warps are the consumers, the next one is the loader, then come those of decode_aside.cuh.
+// warps are the consumers; what each one behind them does, decode_role says (decode_load.cuh,
+// decode_aside.cuh).
 //
 // Where the code lies matters.  Between two launches of a model step its weights go through the L2,
 // so a launch fetches its code from memory: what lies in the first 64 KiB is there when it is
@@ -115,8 +116,8 @@ __device__ void decode_take(typename Traits::smem &s, const decode_args &args, b
     }
 }
 
-// decode_leave hands the item back; false after the last.  The last part of a head merges all of
-// them: at once when they are all this CTA's, else when nothing else is left to do.
+// decode_leave hands the item back; false when nothing is left to do.  The last part of a head
+// merges all of them: at once when they are all this CTA's, else behind the CTA's last item.
 template <typename Traits>
 __device__ bool decode_leave(typename Traits::smem &s, const decode_args &args) {
     const int thread = ptx::thread();
@@ -124,12 +125,15 @@ __device__ bool decode_leave(typename Traits::smem &s, const decode_args &args) 
     const decode_item &done = s.items[place.index()];
     const bool is_end = done.piece.kv_head < 0;
     const decode_item &last = is_end ? s.shared_item : done;
-    if (last.piece.merge == ATTN_CUDA_MERGE_ALL) {
-        if (is_end || !last.piece.is_shared || last.piece.is_last) {
-            decode_merge<Traits>(s, args, last).merge_parts();
-        } else if (thread < (int)sizeof(decode_item) / 16) {
-            ((uint4 *)&s.shared_item)[thread] = ((const uint4 *)&done)[thread];
-        }
+    if (last.piece.merge == ATTN_CUDA_MERGE_ALL ||
+        (is_end && last.piece.merge == ATTN_CUDA_MERGE_LATER)) {
+        decode_merge<Traits>(s, args, last).merge_parts();
+    } else if (last.piece.merge == ATTN_CUDA_MERGE_LATER &&
+               thread < (int)sizeof(decode_item) / 16) {
+        ((uint4 *)&s.shared_item)[thread] = ((const uint4 *)&done)[thread];
+    }
+    if (is_end || last.piece.is_end) {
+        return false;
     }
     const uint32_t num_items = decode_num_items(done.piece.slot_rows);
     decode_release(s.item_empty, place);
@@ -137,7 +141,35 @@ __device__ bool decode_leave(typename Traits::smem &s, const decode_args &args) 
         place.advance(num_items);
     }
     __syncwarp();
-    return !is_end;
+    return true;
+}
+
+// decode_init makes the barriers, each by a lane of one warp.
+template <typename Traits>
+__device__ void decode_init(typename Traits::smem &s) {
+    const int lane = ptx::thread() % 32;
+    if (lane < Traits::kStages) {
+        ptx::mbar_init(ptx::s_addr(&s.full[lane]), Traits::kFullArrivals);
+        ptx::mbar_init(ptx::s_addr(&s.empty[lane]), Traits::kWarps);
+    }
+    if (lane < Traits::kItems) {
+        ptx::mbar_init(ptx::s_addr(&s.item_loaded[lane]), Traits::kItemArrivals);
+        ptx::mbar_init(ptx::s_addr(&s.item_full[lane]),
+                       Traits::kHasAside ? 1 : Traits::kItemArrivals);
+        ptx::mbar_init(ptx::s_addr(&s.item_empty[lane]), Traits::kWarps + Traits::kHasAside);
+    }
+    if (lane < Traits::kWarps) {
+        s.rings[lane] = s.item_rings[lane] = s.aside_rings[lane] = decode_ring();
+    }
+    if (lane == 0) {
+        ptx::mbar_init(ptx::s_addr(&s.aside_full), Traits::kWarps);
+        ptx::mbar_init(ptx::s_addr(&s.aside_empty), 1);
+        s.shared_item.piece.merge = 0;
+    }
+    if constexpr (Traits::kIsBulk) {
+        ptx::fence_mbar_init();
+    }
+    __syncwarp();
 }
 
 template <int kHeadDim, typename T, bool kBulk>
@@ -147,37 +179,16 @@ __global__ void __launch_bounds__(decode_traits<kHeadDim, T, kBulk>::kThreads, 1
     extern __shared__ __align__(128) unsigned char s_memory[];
     typename Traits::smem &s = *(typename Traits::smem *)s_memory;
 
-    // Barriers.
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < Traits::kStages; i++) {
-            ptx::mbar_init(ptx::s_addr(&s.full[i]), Traits::kFullArrivals);
-            ptx::mbar_init(ptx::s_addr(&s.empty[i]), Traits::kWarps);
-        }
-        for (int i = 0; i < Traits::kItems; i++) {
-            ptx::mbar_init(ptx::s_addr(&s.item_loaded[i]), Traits::kItemArrivals);
-            ptx::mbar_init(ptx::s_addr(&s.item_full[i]),
-                           Traits::kHasAside ? 1 : Traits::kItemArrivals);
-            ptx::mbar_init(ptx::s_addr(&s.item_empty[i]), Traits::kWarps + Traits::kHasAside);
-        }
-        ptx::mbar_init(ptx::s_addr(&s.aside_full), Traits::kWarps);
-        ptx::mbar_init(ptx::s_addr(&s.aside_empty), 1);
-        if constexpr (kBulk) {
-            ptx::fence_mbar_init();
-        }
-        s.shared_item.piece.merge = 0;
-    }
-    if (threadIdx.x < Traits::kWarps) {
-        s.rings[threadIdx.x] = s.item_rings[threadIdx.x] = s.aside_rings[threadIdx.x] =
-            decode_ring();
-    }
-    __syncthreads();
     if constexpr (kBulk) {
         ptx::grid_launch_next();
     }
 
     // Consumers.  Merging comes before taking, so that it lies before the wide form (top of file).
     if (threadIdx.x < Traits::kConsumers) {
-        decode_grid_wait<Traits>();
+        if (threadIdx.x < 32) {
+            decode_init<Traits>(s);
+        }
+        decode_begin<Traits>();
         for (uint32_t has_item = 0;; has_item = 1) {
             asm volatile("" : "+r"(has_item)); // else the compiler turns the loop about
             if (has_item && !decode_leave<Traits>(s, args)) {
@@ -187,11 +198,17 @@ __global__ void __launch_bounds__(decode_traits<kHeadDim, T, kBulk>::kThreads, 1
         }
     }
 
-    if (threadIdx.x < Traits::kConsumers + 32) {
-        decode_loader<Traits>(s, args).run();
-    } else if (threadIdx.x < Traits::kConsumers + 64) {
+    // The loading warps are one text, so that its code is fetched once.
+    const int role = ptx::thread() / 32 - Traits::kWarps;
+    if (role == DECODE_ROTATES) {
         decode_rotate_aside<Traits>(s);
-    } else {
+        return;
+    }
+    if (role == DECODE_AHEAD) {
+        decode_keep_plan<Traits>(args);
+    }
+    decode_loader<Traits>(s, args).run(role);
+    if (role == DECODE_AHEAD) {
         decode_merge_aside<Traits>(s, args);
     }
 }

@@ -1,9 +1,12 @@
-// decode_load is the loader of the decode kernel: one warp that walks the CTA's share of the plan
-// and fills the buffers, item after item: the record and the queries, then K and V of the tiles, in
-// stages.  It runs ahead of the consumers as far as the buffers go, across items.
+// decode_load has the warps that walk the CTA's share of the plan and fill the buffers, item after
+// item: one loads the record and the queries, one K and V of the tiles, in stages.  They run ahead
+// of the consumers as far as the buffers go, across items.
 //
-// A launch may begin while the one before it ends.  Until that is over, the loader reads what no
-// kernel writes, the plan and the block tables, and prefetches; everything else waits.
+// A launch may begin while the one before it ends.  Until that is over, they read what no kernel
+// writes, the plan and the block tables, and a third warp prefetches; everything else waits.
+//
+// In a model step plan, tables and code come from memory (decode_kernel.cuh), so the way to the
+// first keys is kept short: nothing is done on it that another warp can do.
 //
 // A stage holds keys [n, n + 1) * kStageTokens of the sequence, as far as the piece goes.  The
 // newest keys come first: rotating and writing appended tokens hides behind the loads that follow.
@@ -15,16 +18,22 @@
 
 #include "attention/cuda/decode_traits.cuh"
 
+// The warps behind the consumers: what they do.
+enum decode_role { DECODE_KEYS, DECODE_ITEMS, DECODE_AHEAD, DECODE_ROTATES };
+
 template <typename Traits>
 struct decode_loader {
     typename Traits::smem &s;
     const decode_args &args;
     const int lane;
-    const uint64_t once;
+    const uint64_t once, kept; // L2 policies
     decode_ring ring, items;
+    // The stage that must have landed before another is asked for: at first, any has.
+    decode_ring late{0x100 | (Traits::kStages - Traits::kOnTheWay)};
 
     __device__ decode_loader(typename Traits::smem &smem, const decode_args &a)
-        : s(smem), args(a), lane((int)threadIdx.x % 32), once(ptx::policy_evict_first()) {}
+        : s(smem), args(a), lane((int)threadIdx.x % 32), once(ptx::policy_evict_first()),
+          kept(ptx::policy_evict_last()) {}
 
     // copy copies bytes of each lane (0 = none), and reports them to s_bar.
     __device__ void copy(uint32_t s_dst, const void *g_src, uint32_t bytes, uint32_t s_bar,
@@ -175,9 +184,10 @@ struct decode_loader {
     __device__ uint32_t entry_of(const source &from, int32_t run) const {
         const bool is_read = run + (1 << args.run_tokens_log2) > from.first_key &&
                              run < min(from.end_key, from.old_len);
-        return !is_read                      ? 0
-               : args.block_tokens_log2 >= 0 ? __ldg(from.table + (run >> args.block_tokens_log2))
-                                             : __ldg(from.table + run / args.block_tokens);
+        return !is_read ? 0
+               : args.block_tokens_log2 >= 0
+                   ? ptx::g_load_kept(from.table + (run >> args.block_tokens_log2), kept)
+                   : ptx::g_load_kept(from.table + run / args.block_tokens, kept);
     }
 
     // run_place is what of a lane's run is read, from the pool.
@@ -246,6 +256,8 @@ struct decode_loader {
                 const uint32_t s_k = ptx::s_addr(s.stages[ring.index()].k);
                 const uint32_t s_v = ptx::s_addr(s.stages[ring.index()].v);
                 ring.wait_empty(s.empty);
+                late.wait_full(s.full);
+                late.advance(Traits::kStages);
                 if constexpr (!Traits::kIsBulk) {
                     if (lane == 0) { // higher bits are of stages to come
                         s.listed[ring.index()] = listed >> (i << runs_log2);
@@ -267,30 +279,45 @@ struct decode_loader {
         }
     }
 
-    // run hands a piece over before its tiles: rotating the queries takes as long as the tiles do
-    // to come.
-    __device__ void run() {
+    // run walks the plan, by the warp that loads keys, by the one that hands over items, or, as far
+    // as its first piece, by the one that prefetches.
+    __device__ void run(int role) {
         attn_cuda_walk walk;
         attn_cuda_piece piece;
         bool is_waiting = true; // for what came before this launch, which may have begun early
         attn_cuda_walk_init(&walk, args.plan, gridDim.x, blockIdx.x, (uint32_t)args.kv_heads);
         while (const attn_cuda_record *r = attn_cuda_walk_next(&walk, &piece)) {
-            const source from(piece, *r, args);
-            const int32_t run_key = first_run(from);
-            const uint32_t entry = entry_of(from, run_key);
-            if (is_waiting) {
-                is_waiting = false;
-                if (Traits::kEarlyStages > 0 && piece.num_tiles > 0) {
-                    prefetch(from, run_key, entry);
+            if (role == DECODE_ITEMS) {
+                if (is_waiting) {
+                    decode_begin<Traits>();
                 }
-                decode_grid_wait<Traits>();
+                load_item(piece, r);
+            } else {
+                const source from(piece, *r, args);
+                const int32_t run_key = first_run(from);
+                const uint32_t entry = entry_of(from, run_key);
+                if (role == DECODE_AHEAD) {
+                    if (Traits::kEarlyStages > 0 && piece.num_tiles > 0 &&
+                        !ptx::s_get(&s.has_begun)) {
+                        prefetch(from, run_key, entry);
+                    }
+                    break;
+                }
+                if (is_waiting) {
+                    decode_begin<Traits>();
+                }
+                if (piece.num_tiles > 0) {
+                    load_tiles(from, run_key, entry);
+                }
             }
-            load_item(piece, r);
-            if (piece.num_tiles > 0) {
-                load_tiles(from, run_key, entry);
-            }
+            is_waiting = false;
         }
-        load_item(piece, nullptr);
+        if (is_waiting) {
+            decode_begin<Traits>();
+        }
+        if (role == DECODE_ITEMS) {
+            load_item(piece, nullptr);
+        }
     }
 };
 

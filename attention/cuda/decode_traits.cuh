@@ -52,11 +52,15 @@ struct decode_traits {
     static constexpr int kStages = kBulk ? 6 : 2; // 192 KiB; 64 KiB suit any GPU since sm_80
     // Stages to prefetch while the launch before ends.  More take the memory from its merges.
     static constexpr int kEarlyStages = kBulk ? 3 : 0;
+    // Stages on their way at a time; the others hold what has landed, for when the consumers pass
+    // from one head to the next.  With more, requests queue up in front of the memory, and the SMs
+    // end further apart.
+    static constexpr int kOnTheWay = 2;
     static constexpr int kConsumers = 32 * kWarps; // threads
-    // Warps beside the consumers: the loader, and where there are registers for them, one that
-    // rotates queries and one that merges the consumers' states (decode_aside.cuh).
+    // Warps beside the consumers: one loads keys and one items, and where there are registers for
+    // them, one rotates queries and one merges the consumers' states (decode_aside.cuh).
     static constexpr bool kHasAside = kBulk;
-    static constexpr int kThreads = kConsumers + (kHasAside ? 96 : 32);
+    static constexpr int kThreads = kConsumers + (kHasAside ? 128 : 64);
     static constexpr int kFullArrivals = kBulk ? 1 : 33; // the lanes' copies, and lane 0 itself
     static constexpr int kItemArrivals = 33;             // queries are copied by all lanes
 
@@ -87,6 +91,7 @@ struct decode_traits {
         // Where each warp stands.
         decode_ring rings[kWarps], item_rings[kWarps], aside_rings[kWarps];
         decode_item shared_item; // the last part of a head that begins in another CTA
+        uint32_t has_begun;      // what came before this launch has ended; a hint
         // Portable: which runs of a stage the item's block mask lists, a bit each.
         uint32_t listed[kStages];
     };
@@ -94,8 +99,8 @@ struct decode_traits {
     static_assert(kStageBytes % 128 == 0, "bulk copies are slow when they cross lines");
 };
 
-// Named barriers; 0 is __syncthreads.
-enum decode_barrier { BAR_CONSUMERS = 1 };
+// Named barriers.
+enum decode_barrier { BAR_BEGIN = 0, BAR_CONSUMERS = 1, BAR_ASIDE = 2 };
 
 // decode_num_items is how many places for items there are: the queries of one take a quarter of
 // smem.queries, or half.
@@ -166,6 +171,13 @@ __device__ __forceinline__ void decode_grid_wait() {
     if constexpr (Traits::kIsBulk) {
         ptx::grid_wait();
     }
+}
+
+// decode_begin waits for that, and for the CTA's barriers.
+template <typename Traits>
+__device__ __forceinline__ void decode_begin() {
+    ptx::bar_sync(BAR_BEGIN, Traits::kThreads - (Traits::kHasAside ? 32 : 0)); // but who rotates
+    decode_grid_wait<Traits>();
 }
 
 #endif

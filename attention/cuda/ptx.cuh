@@ -108,6 +108,19 @@ __device__ __forceinline__ uint64_t policy_evict_first() {
     return policy;
 }
 
+__device__ __forceinline__ uint64_t policy_evict_last() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// g_load_kept loads what no kernel writes and L2 is to keep.
+__device__ __forceinline__ uint32_t g_load_kept(const uint32_t *g_src, uint64_t policy) {
+    uint32_t x;
+    asm("ld.global.nc.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(x) : "l"(g_src), "l"(policy));
+    return x;
+}
+
 // fence_async_shared orders this thread's ordinary accesses to shared memory before later ones of
 // the copy engine.
 __device__ __forceinline__ void fence_async_shared() {
@@ -137,6 +150,11 @@ __device__ __forceinline__ void grid_launch_next() {
 
 __device__ __forceinline__ void bar_sync(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// bar_arrive counts this thread among those that bar_sync waits for.
+__device__ __forceinline__ void bar_arrive(uint32_t barrier, uint32_t threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // g_load_now loads what another CTA may just have stored; word by word, in no order.

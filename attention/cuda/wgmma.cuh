@@ -66,11 +66,6 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// bar_arrive arrives at a named barrier and goes on.
-__device__ __forceinline__ void bar_arrive(uint32_t barrier, uint32_t threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // bar_any waits at a named barrier, and returns whether `is` is so for any of the threads.
 __device__ __forceinline__ bool bar_any(uint32_t barrier, uint32_t threads, bool is) {
     uint32_t any;

@@ -102,7 +102,7 @@ static void take_piece(uint32_t cta, const attn_cuda_record *r, const attn_cuda_
                      r->tile_end > r->tile_first ? h->next_tile : piece->tile_first);
     ck_assert_int_eq(piece->part, h->parts);
     ck_assert_int_eq(piece->num_parts, h->num_parts);
-    ck_assert(piece->is_shared || h->cta == cta);
+    ck_assert(piece->merge != ATTN_CUDA_MERGE_LATER || (h->cta != cta && !piece->is_last));
     h->next_tile += piece->num_tiles;
     h->parts++;
     h->merges += piece->merge != 0;
