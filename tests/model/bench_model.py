@@ -120,6 +120,7 @@ class Sdpa:
         angle = torch.tensor(INV_FREQ, device="cuda") * (kv_len - 1)
         cos, sin = angle.cos(), angle.sin()
         q = torch.empty((batch, Q_HEADS, 1, DIM), dtype=torch.bfloat16, device="cuda")
+        self.kept = cos, sin, q  # the graph reads and writes them
 
         def attend(layer, x, weight):
             qkv, k, v = F.linear(x, weight), self.k[layer], self.v[layer]
