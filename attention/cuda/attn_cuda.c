@@ -19,7 +19,6 @@
 
 enum {
     WORKSPACE_BYTES = 64 << 20,
-    PREPARE_CTAS = 4,    // an SM, of the small kernel before prefill
     MIN_PART_TILES = 16, // fewer tiles than this take less time than merging one more part
 };
 
@@ -499,8 +498,8 @@ static attnd_err launch_prefill(attn_cuda_plan *plan, void *stream, attnd_errinf
                          .block_tokens_log2 = exact_log2(s->block_tokens),
                          .run_log2 = run_tokens_log2(s, 7)};
     if (plan->kernels & ATTN_CUDA_PREPARE) {
-        ATTN_TRY_CUDA(start(fn->prepare, PREPARE_CTAS * plan->cuda->num_ctas, fn->prepare_threads,
-                            0, &args, true, stream));
+        ATTN_TRY_CUDA(start(fn->prepare, (uint32_t)fn->prepare_ctas * plan->cuda->num_ctas,
+                            fn->prepare_threads, 0, &args, true, stream));
     }
     ATTN_TRY_CUDA(start(fn->function, plan->cuda->num_ctas, fn->threads, fn->shared_bytes, &args,
                         true, stream));

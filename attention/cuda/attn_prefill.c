@@ -21,6 +21,10 @@ static int32_t min_of(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
 
+static int32_t max_of(int32_t a, int32_t b) {
+    return a > b ? a : b;
+}
+
 static int32_t ceil_div(int32_t a, int32_t b) {
     return (int32_t)(((int64_t)a + b - 1) / b);
 }
@@ -121,7 +125,9 @@ static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_r
     r->flags |= is_dense(p, row->stride_q_token, row->stride_q_head) ? ATTN_PREFILL_DENSE_Q : 0;
     r->flags |=
         is_dense(p, row->stride_out_token, row->stride_out_head) ? ATTN_PREFILL_DENSE_OUT : 0;
-    r->flags |= row->softcap > 0 || row->alibi_slopes || row->tree_mask ? ATTN_PREFILL_BENT : 0;
+    r->flags |= scale < 0 || row->softcap > 0 || row->alibi_slopes || row->tree_mask
+                    ? ATTN_PREFILL_BENT
+                    : 0;
     r->scale_log2 = (float)(fabs(scale) * LOG2_E);
     r->cap_log2 = (float)((double)row->softcap * LOG2_E);
     r->cap_scale = row->softcap > 0 ? r->scale_log2 / r->cap_log2 : 0;
@@ -142,7 +148,8 @@ static int32_t section_heads(const attn_shape *shape, int32_t kv_len) {
     return sections >= shape->kv_heads ? 1 : ceil_div(shape->kv_heads, (int32_t)sections);
 }
 
-// set_tiles cuts the query rows.
+// set_tiles cuts the query rows.  A tile that is not full is the first one, which sees the fewest
+// keys of causal rows; with a block mask it is the last of a query block.
 static void set_tiles(const attn_params *p, const attn_row *row, int32_t tile_rows,
                       attn_prefill_record *r) {
     int32_t group = p->shape.q_heads / p->shape.kv_heads;
@@ -151,9 +158,9 @@ static void set_tiles(const attn_params *p, const attn_row *row, int32_t tile_ro
     r->heads_inverse = 65536 / (uint32_t)r->tile_heads + 1;
     r->tile_tokens = tile_rows / r->tile_heads;
     r->q_block = row->block_mask ? row->block_mask->q_block : ATTN_MAX_TOKENS;
-    r->block_first = row->q_first;
     r->block_tiles = ceil_div(row->q_count, r->tile_tokens);
     r->num_tiles = r->block_tiles;
+    r->block_first = row->q_first + row->q_count - r->num_tiles * r->tile_tokens;
     if (row->block_mask) {
         r->block_first = row->q_first / r->q_block * r->q_block;
         r->block_tiles = ceil_div(min_of(r->q_block, r->q_end - r->block_first), r->tile_tokens);
@@ -181,9 +188,9 @@ static attn_prefill_record part_of(const attn_prefill_record *r, int32_t part) {
     attn_prefill_record x = *r;
     int32_t first = r->num_tiles * (PARTS - 1 - part) / PARTS;
     int32_t end = r->num_tiles * (PARTS - part) / PARTS;
-    x.q_first = r->q_first + first * r->tile_tokens;
-    x.q_end = min_of(r->q_first + end * r->tile_tokens, r->q_end);
-    x.block_first = x.q_first;
+    x.block_first = r->block_first + first * r->tile_tokens;
+    x.q_first = max_of(x.block_first, r->q_first);
+    x.q_end = r->block_first + end * r->tile_tokens;
     x.block_tiles = x.num_tiles = end - first;
     x.new_len = part == 0 ? r->new_len : 0;
     return x;

@@ -48,13 +48,13 @@ enum {
 };
 
 enum {
-    ATTN_PREFILL_NEGATIVE = 1u << 8,    // the scale is negative: queries change their sign
+    ATTN_PREFILL_NEGATIVE = 1u << 8,    // the scale is negative: scores change their sign
     ATTN_PREFILL_INTERLEAVED = 1u << 9, // RoPE pairs
     // Queries, or outputs, lie without gaps [tokens, q_heads, head_dim], and 64 query rows are
     // whole tokens: one box of the map moves them.
     ATTN_PREFILL_DENSE_Q = 1u << 10,
     ATTN_PREFILL_DENSE_OUT = 1u << 11,
-    ATTN_PREFILL_BENT = 1u << 12, // softcap, ALiBi or a tree mask
+    ATTN_PREFILL_BENT = 1u << 12, // a negative scale, softcap, ALiBi or a tree mask
 };
 
 // attn_prefill_record is what the device knows of a row.  Pointers point at token 0.
@@ -85,7 +85,8 @@ typedef struct attn_prefill_record {
     int32_t tile_tokens, tile_heads; // a tile; tile_heads of the group
     int32_t head_parts;              // sets of tile_heads in a group
     uint32_t heads_inverse;          // row / tile_heads = row * heads_inverse >> 16
-    // Tiles lie in query blocks (of the block mask; else one block that begins at q_first).
+    // Tiles lie in query blocks: of the block mask, else in one that ends with q_end, and may begin
+    // before q_first.
     int32_t block_first, q_block, block_tiles, num_tiles;
     int32_t rotary_dim;
     float attention_factor;

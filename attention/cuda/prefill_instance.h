@@ -17,7 +17,7 @@ typedef struct prefill_kernel_fn {
     uint32_t shared_bytes;
     int32_t tile_rows;   // query rows of a task
     const void *prepare; // the kernel that comes before: new tokens, angles
-    int32_t prepare_threads;
+    int32_t prepare_threads, prepare_ctas; // a CTA; on an SM
 } prefill_kernel_fn;
 
 // prefill_map is a CUtensorMap over all of the address space.  Its last two dimensions make the

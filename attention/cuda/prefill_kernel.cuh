@@ -9,6 +9,7 @@
 #include "attention/cuda/prefill_load.cuh"
 #include "attention/cuda/prefill_math.cuh"
 #include "attention/cuda/prefill_prepare.cuh"
+#include "attention/cuda/prefill_rope.cuh"
 
 // prefill_release hands a buffer back, once all lanes of the warp are done with it.
 __device__ __forceinline__ void prefill_release(const uint64_t *empty, uint32_t index) {
@@ -130,6 +131,13 @@ struct prefill_consumer {
         }
     }
 
+    // rotate rotates the queries in place.
+    __device__ __forceinline__ void rotate() const {
+        prefill_rotate<Traits>(record(), task().tile, s.q[places.index], consumer, args.angles);
+        ptx::fence_async_shared();
+        ptx::bar_sync(BAR_CONSUMER + consumer, 128); // the products of a warp may read all of them
+    }
+
     // write leaves the outputs of a task for those who store them.
     __device__ __forceinline__ void write(const rows &x) const {
         const float2 by = rows::quotients(record(), task().tile, args.group, row(),
@@ -149,6 +157,9 @@ struct prefill_consumer {
             places.wait_full(s.q_full);
             if (task().record < 0) {
                 break;
+            }
+            if (record().inv_freq && !task().is_empty) {
+                rotate();
             }
             rows x;
             x.begin();
@@ -179,10 +190,6 @@ __global__ void __launch_bounds__(prefill_traits<kHeadDim, T>::kThreads, 1)
             ptx::mbar_init(ptx::s_addr(&s.v_full[i]), 1);
             ptx::mbar_init(ptx::s_addr(&s.k_empty[i]), Traits::kConsumerWarps);
             ptx::mbar_init(ptx::s_addr(&s.v_empty[i]), Traits::kConsumerWarps);
-        }
-        for (int i = 0; i < Traits::kQueryWarps; i++) {
-            ptx::mbar_init(ptx::s_addr(&s.q_copied[i]), 1);
-            s.num_copied[i] = 0;
         }
         s.steps_begun = 0;
         for (int i = 0; i < Traits::kTasks; i++) {

@@ -2,9 +2,9 @@
 //     warp 0      copies keys and values, step by step, by tensor maps, which leave tiles swizzled
 //                 as the products read them
 //     warp 1      takes tasks, and finds what each consumer sees
-//     warps 2, 3  copy the queries of a task, rotate them, and store the outputs, which the
-//                 consumers leave in their place; each has the rows of every other consumer.
-//                 Dense ones are moved by tensor maps, others row by row, by 16-byte cp.async
+//     warps 2, 3  copy the queries of a task, and store the outputs, which the consumers leave in
+//                 their place; each has the rows of every other consumer.  Dense ones are moved by
+//                 tensor maps, others row by row, by 16-byte cp.async
 // All run ahead of the consumers as far as the buffers go: tasks and queries by their places, keys
 // by the stages, across tasks.
 //
@@ -15,7 +15,6 @@
 #ifndef ATTND_ATTENTION_CUDA_PREFILL_LOAD_CUH
 #define ATTND_ATTENTION_CUDA_PREFILL_LOAD_CUH
 
-#include "attention/cuda/attn_math.cuh"
 #include "attention/cuda/prefill_traits.cuh"
 
 // prefill_spot is a prefill_ring of kNum places in one register, for loaders.
@@ -344,16 +343,8 @@ __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &a
     tasks.leave();
 }
 
-// prefill_pair_dims returns the two dims of pair p.
-__device__ __forceinline__ int2 prefill_pair_dims(int p, const attn_prefill_record &r) {
-    return r.flags & ATTN_PREFILL_INTERLEAVED ? make_int2(2 * p, 2 * p + 1)
-                                              : make_int2(p, p + r.rotary_dim / 2);
-}
-
 template <typename Traits>
 struct prefill_query_loader {
-    using T = typename Traits::type;
-    static constexpr int kThreads = 32 * Traits::kQueryWarps;
     static constexpr int kAtOnce = 32 / Traits::kPieces; // rows that a warp moves at a time
 
     typename Traits::smem &s;
@@ -362,8 +353,7 @@ struct prefill_query_loader {
     __device__ prefill_query_loader(typename Traits::smem &smem, const prefill_args &a)
         : s(smem), args(a) {}
 
-    static __device__ int thread() { return ptx::thread() - 64; } // of kThreads
-    static __device__ int warp() { return thread() / 32; }
+    static __device__ int warp() { return ptx::thread() / 32 - 2; } // of kQueryWarps
 
     // row_of returns where a row of a tile lies, of queries or outputs at `rows`, strides in bytes.
     // NULL = there is no such row: it is neither loaded nor written, and what is computed for it
@@ -375,72 +365,6 @@ struct prefill_query_loader {
                    ? (char *)rows + (t.token_first + in_tile) * token_bytes +
                          (t.kv_head * args.group + t.head_first + head) * head_bytes
                    : nullptr;
-    }
-
-    __device__ static T *element(unsigned char *s_q, int row, int dim) {
-        return (T *)(s_q + prefill_place<Traits>(row, dim / 8) + dim % 8 * 2);
-    }
-
-    // turn rotates pairs (x[0], y[0]), (x[1], y[1]) by two angles.
-    __device__ static void turn(uint32_t &x, uint32_t &y, float4 angles) {
-        const float2 a = ptx::unpack<T>(x), b = ptx::unpack<T>(y);
-        x = ptx::pack<T>(fmaf(a.x, angles.x, -b.x * angles.y),
-                         fmaf(a.y, angles.z, -b.y * angles.w));
-        y = ptx::pack<T>(fmaf(b.x, angles.x, a.x * angles.y), fmaf(b.y, angles.z, a.y * angles.w));
-    }
-
-    // rotate_pieces rotates pairs (p, p + rotary_dim / 2), two at a time: 4 bytes, and those that
-    // lie rotary_dim / 2 dims behind them.  All heads of a token turn by the same angles.
-    __device__ void rotate_pieces(const attn_prefill_record &r, const attn_prefill_tile &t,
-                                  unsigned char *s_q, const float2 *angles) const {
-        const int num = r.rotary_dim / 4; // of a row
-#pragma unroll 1
-        for (int i = thread(); i < t.tokens * num; i += kThreads) {
-            const int token = i / num, dim = (i - token * num) * 2;
-            const float4 turns = __ldg((const float4 *)angles + i);
-#pragma unroll 1
-            for (int row = token * r.tile_heads, end = row + t.heads; row < end; row++) {
-                turn(*(uint32_t *)element(s_q, row, dim),
-                     *(uint32_t *)element(s_q, row, dim + 2 * num), turns);
-            }
-        }
-    }
-
-    // rotate_pairs does the same for pairs of any kind, one at a time.
-    __device__ void rotate_pairs(const attn_prefill_record &r, const attn_prefill_tile &t,
-                                 unsigned char *s_q, const float2 *angles) const {
-        const int pairs = r.rotary_dim / 2;
-#pragma unroll 1
-        for (int i = thread(); i < t.tokens * pairs; i += kThreads) {
-            const int token = i / pairs, p = i - token * pairs;
-            const int2 dims = prefill_pair_dims(p, r);
-            const float2 angle = __ldg(angles + token * pairs + p);
-            for (int row = token * r.tile_heads; row < token * r.tile_heads + t.heads; row++) {
-                T *s_x = element(s_q, row, dims.x), *s_y = element(s_q, row, dims.y);
-                const float x = (float)*s_x, y = (float)*s_y;
-                *s_x = (T)fmaf(x, angle.x, -y * angle.y);
-                *s_y = (T)fmaf(y, angle.x, x * angle.y);
-            }
-        }
-    }
-
-    __device__ void rotate(const attn_prefill_record &r, const attn_prefill_tile &t,
-                           unsigned char *s_q) const {
-        const float2 *angles = (const float2 *)args.angles + r.angles_first +
-                               (int64_t)(t.token_first - r.q_first) * (r.rotary_dim / 2);
-        if (r.rotary_dim % 4 == 0 && !(r.flags & ATTN_PREFILL_INTERLEAVED)) {
-            rotate_pieces(r, t, s_q, angles);
-        } else {
-            rotate_pairs(r, t, s_q, angles);
-        }
-    }
-
-    // negate changes the sign of all queries, for a scale below 0.
-    __device__ void negate(unsigned char *s_q) const {
-#pragma unroll 1
-        for (int i = thread(); i < Traits::kConsumers * Traits::kGroupBytes / 4; i += kThreads) {
-            ((uint32_t *)s_q)[i] ^= 0x80008000;
-        }
     }
 
     __device__ void release(const uint64_t *barriers, uint32_t place) const {
@@ -470,9 +394,10 @@ struct prefill_query_loader {
         return x;
     }
 
-    // copy_boxes copies dense queries; s_bar, at which it arrives, waits for them.
-    __device__ void copy_boxes(uint32_t place, uint32_t s_bar) const {
+    // copy_boxes copies dense queries; q_full, at which it arrives, waits for them.
+    __device__ void copy_boxes(uint32_t place) const {
         const attn_prefill_record &r = s.records[place];
+        const uint32_t s_bar = ptx::s_addr(&s.q_full[place]);
 #pragma unroll 1
         for (int n = warp(); n < Traits::kConsumers; n += Traits::kQueryWarps) {
             const box x = box_of(r, s.tasks[place].tile, n, r.q);
@@ -532,34 +457,13 @@ struct prefill_query_loader {
 
     // load loads this warp's queries of a task, and arrives at q_full.
     __device__ void load(uint32_t place) const {
-        const attn_prefill_record &r = s.records[place];
-        const bool changes = r.inv_freq || r.flags & ATTN_PREFILL_NEGATIVE;
-        if (!(r.flags & ATTN_PREFILL_DENSE_Q)) {
-            copy_rows(place);
-        } else if (!changes) {
-            copy_boxes(place, ptx::s_addr(&s.q_full[place]));
-            return;
+        if (s.records[place].flags & ATTN_PREFILL_DENSE_Q) {
+            copy_boxes(place);
         } else {
-            const uint32_t s_copied = ptx::s_addr(&s.q_copied[warp()]);
-            copy_boxes(place, s_copied);
-            ptx::mbar_wait(s_copied, s.num_copied[warp()] & 1);
-            __syncwarp();
-            if (prefill_lane() == 0) {
-                s.num_copied[warp()]++;
-            }
+            copy_rows(place);
+            ptx::fence_async_shared();
+            release(s.q_full, place);
         }
-        if (changes) {
-            ptx::bar_sync(BAR_QUERIES, kThreads); // copied
-            if (r.flags & ATTN_PREFILL_NEGATIVE) {
-                negate(s.q[place]);
-                ptx::bar_sync(BAR_QUERIES, kThreads);
-            }
-            if (r.inv_freq) {
-                rotate(r, s.tasks[place].tile, s.q[place]);
-            }
-        }
-        ptx::fence_async_shared();
-        release(s.q_full, place);
     }
 
     // store_rows stores outputs of a consumer row by row.

@@ -64,7 +64,7 @@ __device__ __forceinline__ uint32_t prefill_range_bits(int32_t first, int32_t en
 enum prefill_kind {
     PREFILL_PLAIN,  // nothing
     PREFILL_MASKED, // causal, window and block mask
-    PREFILL_BENT,   // softcap, ALiBi and tree mask too
+    PREFILL_BENT,   // a scale below 0, softcap, ALiBi and tree mask too
 };
 
 template <typename Traits>
@@ -134,6 +134,12 @@ struct prefill_rows {
         float c = r.scale_log2;
         const int pair = 2 * (ptx::thread() % 4);
         if constexpr (kKind == PREFILL_BENT) {
+            if (r.flags & ATTN_PREFILL_NEGATIVE) {
+#pragma unroll
+                for (int i = 0; i < kScores; i++) {
+                    s[i] = -s[i];
+                }
+            }
             if (r.cap_log2 > 0) {
 #pragma unroll
                 for (int i = 0; i < kScores; i++) {

@@ -111,8 +111,6 @@ struct prefill_traits {
         uint64_t v_full[kStages], v_empty[kStages];
         uint64_t task_full[kTasks];            // task and record are there
         uint64_t q_full[kTasks];               // its queries too
-        uint64_t q_copied[kQueryWarps];        // queries that are still to be rotated
-        uint32_t num_copied[kQueryWarps];      // how many times they were
         uint32_t steps_begun;                  // of all tasks: their keys are being loaded, or were
         uint64_t out_full[kTasks][kConsumers]; // the outputs of a consumer are, in their place
         uint64_t task_empty[kTasks];
@@ -122,9 +120,8 @@ struct prefill_traits {
 
 // Named barriers; 0 is __syncthreads.
 enum prefill_barrier {
-    BAR_QUERIES = 1,  // the warps that load queries, which rotate them together
-    BAR_TURN = 2,     // + n: consumer n may add values up
-    BAR_CONSUMER = 5, // + n: the warps of consumer n
+    BAR_TURN = 1,     // + n: consumer n may add values up
+    BAR_CONSUMER = 4, // + n: the warps of consumer n
 };
 
 // prefill_row_token returns the token of a query row, counted from the tile's first.

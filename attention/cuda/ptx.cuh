@@ -187,6 +187,16 @@ __device__ __forceinline__ uint32_t s_get(const uint32_t *s_src) {
     return *(const volatile uint32_t *)s_src;
 }
 
+__device__ __forceinline__ uint32_t s_load_u32(uint32_t s_src) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(s_src) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void s_store_u32(uint32_t s_dst, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(s_dst), "r"(v) : "memory");
+}
+
 __device__ __forceinline__ uint4 s_load(uint32_t s_src) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

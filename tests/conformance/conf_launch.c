@@ -244,7 +244,7 @@ static void set_layer(conf_launch *l, attn_row *row, uint64_t *state) {
     uint32_t f = spec->features;
     row->scale = (float)(spec->logit / sqrt((double)spec->head_dim));
     row->softcap =
-        f & CONF_SOFTCAP ? (float)(0.5 + 2 * conf_uniform(state)) * (float)spec->logit : 0;
+        f & CONF_SOFTCAP ? (float)((0.5 + 2 * conf_uniform(state)) * fabs(spec->logit)) : 0;
     row->alibi_slopes = f & CONF_ALIBI ? take_floats(l, spec->q_heads, state, 0.05, 0.1) : NULL;
     row->sinks = f & CONF_SINKS ? take_floats(l, spec->q_heads, state, 1, 6) : NULL;
     if (spec->kv_dtype == ATTND_F8E4M3) {
@@ -308,6 +308,7 @@ static void set_row(conf_launch *l, uint32_t i, const uint32_t *blocks) {
 static void set_rope(conf_launch *l) {
     int32_t dim = l->spec.head_dim >= 32 ? l->spec.head_dim / 4 * 2 + 8 : l->spec.head_dim;
     dim = dim > l->spec.head_dim ? l->spec.head_dim : dim;
+    dim = l->spec.rotary_dim > 0 ? l->spec.rotary_dim : dim;
     float *inv_freq = take(l, (size_t)dim / 2 * sizeof(float));
     for (int32_t i = 0; i < dim / 2; i++) {
         inv_freq[i] = (float)pow(10000, -2.0 * i / dim);
@@ -433,11 +434,12 @@ const char *conf_text(const conf_spec *spec) {
     static char text[1024];
     int at = snprintf(
         text, sizeof(text),
-        "seed %llu: q %s kv %s, heads %d/%d, head_dim %d/%d, block %d, features 0x%x%s, logit %g",
+        "seed %llu: q %s kv %s, heads %d/%d, head_dim %d/%d, block %d, features 0x%x%s, logit %g, "
+        "rotary_dim %d",
         (unsigned long long)spec->seed, attnd_dtype_name(spec->q_dtype),
         attnd_dtype_name(spec->kv_dtype), spec->q_heads, spec->kv_heads, spec->head_dim,
         spec->v_head_dim, spec->block_tokens, spec->features, spec->is_dense ? " dense" : "",
-        spec->logit);
+        spec->logit, spec->rotary_dim);
     for (uint32_t i = 0; i < spec->num_rows && i < 6; i++) {
         const conf_row *r = &spec->rows[i];
         at += snprintf(text + at, sizeof(text) - (size_t)at, " | kv %d q %d new %d rows %d+%d",

@@ -43,8 +43,9 @@ typedef struct conf_row {
 typedef struct conf_spec {
     attnd_dtype q_dtype, kv_dtype;
     int32_t q_heads, kv_heads, head_dim, v_head_dim, block_tokens;
-    uint32_t features; // CONF_CAUSAL ...
-    double logit;      // standard deviation of the logits
+    uint32_t features;  // CONF_CAUSAL ...
+    double logit;       // standard deviation of the logits; below 0: of a negative scale
+    int32_t rotary_dim; // 0 = some of the dims
     uint64_t seed;
     uint64_t placement; // which blocks the sequences get
     bool is_reversed;   // rows in opposite order

@@ -60,6 +60,37 @@ static void add_many_ratios(void) {
     }
 }
 
+// RoPE of queries and of appended keys: all dims, some, an odd number of pairs; pairs side by side;
+// groups of heads that tiles hold evenly and not; rows of one token and of none among them.
+static void add_many_rotations(bool is_short) {
+    static const int32_t groups[] = {1, 4, 5, 8};
+    static const int32_t dims[2][6] = {{64, 62, 8, 2, 44, 16}, {128, 126, 8, 2, 76, 32}};
+    for (uint64_t i = 0; i < (is_short ? 4 : 48); i++) {
+        conf_spec s = many(conf_dtype_of(i), conf_head_dim_of(i / 2), 1600 + i);
+        s.kv_heads = 1 + (int32_t)(i % 5); // fewer and more than are appended together
+        s.q_heads = s.kv_heads * groups[i % 4];
+        s.rotary_dim = dims[s.head_dim == 128][i / 2 % 6];
+        s.features = CONF_CAUSAL | CONF_ROPE | (i / 3 % 2 ? CONF_ROPE_INTERLEAVED : 0) |
+                     (i % 7 == 0 ? CONF_POSITIONS : 0);
+        s.is_dense = i / 4 % 2;
+        s.logit = i % 8 == 7 ? -1 : 1;
+        conf_add("rotations_with_many_query_tokens_match_the_reference", CONF_MODE_AUTO, &s);
+    }
+}
+
+static void add_negative_scales(void) {
+    static const uint32_t features[] = {CONF_CAUSAL, CONF_CAUSAL | CONF_SOFTCAP,
+                                        CONF_CAUSAL | CONF_ALIBI, CONF_CAUSAL | CONF_SINKS,
+                                        CONF_TREE | CONF_ROPE};
+    for (uint64_t i = 0; i < 10; i++) {
+        conf_spec s = many(conf_dtype_of(i), conf_head_dim_of(i), 1700 + i);
+        s.features = features[i % 5];
+        s.is_dense = i % 2;
+        s.logit = i < 5 ? -1 : -30;
+        conf_add("negative_scales_match_the_reference", CONF_MODE_AUTO, &s);
+    }
+}
+
 // Lengths, windows, query blocks and trees whose edges lie at, before and behind those of steps
 // (128 keys) and tiles (64 query rows of a warpgroup, three of them together).
 static void add_many_edges(void) {
@@ -165,6 +196,7 @@ void conf_add_many(const char *kernel, bool is_short) {
         return;
     }
     add_many_types(is_short);
+    add_many_rotations(is_short);
     if (is_short) {
         add_many_random(6, 2000);
         return;
@@ -172,5 +204,6 @@ void conf_add_many(const char *kernel, bool is_short) {
     add_many_features();
     add_many_ratios();
     add_many_edges();
+    add_negative_scales();
     add_many_random(60, 2000);
 }

@@ -145,6 +145,22 @@ START_TEST(records_with_most_keys_come_first) {
 }
 END_TEST
 
+// Of causal rows the first tile sees the fewest keys, so that one is cut short: 300 tokens in tiles
+// of 128, from token 50 on, end at 350, 222 and 94.
+START_TEST(the_first_tile_is_the_one_that_is_not_full) {
+    static const int32_t firsts[] = {222, 94, 50}, tokens[] = {128, 128, 44};
+    begin(1);
+    add_row(400, 400, 50, 300);
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_tasks, 3 * KV_HEADS);
+    for (int32_t n = 0; n < 3 * KV_HEADS; n++) {
+        attn_prefill_tile t = attn_prefill_tile_of(attn_prefill_records(&plan.head), n, 1);
+        ck_assert_int_eq(t.token_first, firsts[n / KV_HEADS]);
+        ck_assert_int_eq(t.tokens, tokens[n / KV_HEADS]);
+    }
+}
+END_TEST
+
 // The last rows of a launch that have at least two tasks a CTA are cut in four, and all parts with
 // the last tokens come first: of 5 rows of 4 tiles and 3 heads, 12 tasks a row, two rows.
 START_TEST(a_launch_ends_with_short_tiles) {
@@ -351,6 +367,7 @@ static Suite *suite(void) {
     tcase_set_timeout(t, 60);
     tcase_add_test(t, tasks_of_a_plan_are_each_query_row_once);
     tcase_add_test(t, records_with_most_keys_come_first);
+    tcase_add_test(t, the_first_tile_is_the_one_that_is_not_full);
     tcase_add_test(t, a_launch_ends_with_short_tiles);
     tcase_add_test(t, rows_that_gain_nothing_stay_whole);
     tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
