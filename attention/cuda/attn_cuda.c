@@ -19,6 +19,7 @@
 
 enum {
     WORKSPACE_BYTES = 64 << 20,
+    FIRST_JOIN = 2,      // of the counters for prefill, behind tasks taken and CTAs done
     MIN_PART_TILES = 16, // fewer tiles than this take less time than merging one more part
 };
 
@@ -77,8 +78,8 @@ struct attn_cuda {
     uint32_t min_part_tiles;
     uint64_t workspace_bytes;
     float *workspace;   // device, all bytes 0xff between launches
-    float *angles;      // device, workspace_bytes, for prefill
-    uint32_t *counters; // device, [2], 0 between launches
+    float *angles;      // device, workspace_bytes, for prefill; with sums at the end
+    uint32_t *counters; // device, [counters_of], 0 between launches
 };
 
 // plan_memory is the plans of both kernels: heads, then what the decode kernel reads, and at
@@ -97,6 +98,7 @@ struct attn_cuda_plan {
     const prefill_instance *prefill; // NULL = all rows are decoded
     prefill_kernel_fn prefill_fn;
     prefill_map map, rows; // of keys and values; of queries and outputs
+    uint64_t sums_at;      // bytes of the workspace for prefill before its sums
     uint32_t max_records;
     attn_cuda_limits limits;
     uint32_t kernels;    // that the plan needs
@@ -128,6 +130,11 @@ static attnd_err choose_kernel(attn_cuda *cuda, const struct cudaDeviceProp *pro
     return ATTND_OK;
 }
 
+// counters_of returns how many counters prefill has: two, and those of tiles that are joined.
+static size_t counters_of(const attn_cuda *cuda) {
+    return FIRST_JOIN + 2 * (size_t)cuda->num_ctas;
+}
+
 attnd_err attn_cuda_create(attn_cuda **out, const attn_cuda_opts *opts, attnd_errinfo *info) {
     static const attn_cuda_opts defaults;
     opts = opts ? opts : &defaults;
@@ -151,8 +158,9 @@ attnd_err attn_cuda_create(attn_cuda **out, const attn_cuda_opts *opts, attnd_er
     if (cuda->is_bulk && prop.major == 9 && prop.minor == 0 && opts->prefill_rows >= 0) {
         cuda->prefill_rows = opts->prefill_rows > 0 ? opts->prefill_rows : ATTN_PREFILL_MEASURED;
         ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->angles, cuda->workspace_bytes));
-        ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->counters, 2 * sizeof(*cuda->counters)));
-        ATTN_TRY_CUDA(cudaMemset(cuda->counters, 0, 2 * sizeof(*cuda->counters)));
+        const size_t bytes = counters_of(cuda) * sizeof(*cuda->counters);
+        ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->counters, bytes));
+        ATTN_TRY_CUDA(cudaMemset(cuda->counters, 0, bytes));
     }
     ATTN_TRY_CUDA(cudaMalloc((void **)&cuda->workspace, cuda->workspace_bytes));
     ATTN_TRY_CUDA(cudaMemset(cuda->workspace, 0xff, cuda->workspace_bytes));
@@ -222,6 +230,15 @@ static int32_t exact_log2(int32_t x) {
     return (x & (x - 1)) == 0 ? __builtin_ctz((uint32_t)x) : -1;
 }
 
+// max_joins returns how many tiles of a launch may share their keys, of as much of the workspace.
+static uint32_t max_joins(const attn_cuda *cuda, const prefill_kernel_fn *fn) {
+    const uint64_t most = cuda->num_ctas / 2;
+    const uint64_t fit = cuda->workspace_bytes / 4 / fn->join_bytes;
+    const uint64_t words = (counters_of(cuda) - FIRST_JOIN) / fn->join_words;
+    const uint64_t joins = most < fit ? most : fit;
+    return (uint32_t)(joins < words ? joins : words);
+}
+
 // set_prefill finds the prefill kernel of a plan's shape and makes its maps.
 static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_errinfo *info) {
     const attn_cuda *cuda = plan->cuda;
@@ -235,7 +252,11 @@ static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_e
                                                  .tile_rows = plan->prefill_fn.tile_rows,
                                                  .ctas = cuda->num_ctas,
                                                  .least_rows = cuda->prefill_rows,
-                                                 .max_angles = cuda->workspace_bytes / 8};
+                                                 .max_joins = max_joins(cuda, &plan->prefill_fn)};
+    plan->sums_at = (cuda->workspace_bytes -
+                     (uint64_t)plan->limits.prefill.max_joins * plan->prefill_fn.join_bytes) /
+                    16 * 16;
+    plan->limits.prefill.max_angles = plan->sums_at / 8;
     ATTN_TRY_CUDA(cudaFuncSetAttribute(plan->prefill_fn.function,
                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        (int)plan->prefill_fn.shared_bytes));
@@ -489,6 +510,8 @@ static attnd_err launch_prefill(attn_cuda_plan *plan, void *stream, attnd_errinf
                          .plan = &plan->device->prefill,
                          .counters = plan->cuda->counters,
                          .angles = plan->cuda->angles,
+                         .joins = plan->cuda->counters + FIRST_JOIN,
+                         .sums = plan->cuda->angles + plan->sums_at / sizeof(float),
                          .block_stride = s->block_stride,
                          .k_head_bytes = s->stride_k_head * 2,
                          .v_head_bytes = s->stride_v_head * 2,

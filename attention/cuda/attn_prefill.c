@@ -12,9 +12,10 @@
 
 enum {
     NUM_BUCKETS = 256,
-    DECODE_TOKENS = 8, // rows of up to so many are decoded
-    PARTS = 4,         // of a row at the end of a launch
-    END_TASKS = 2,     // a CTA, that the end has at least
+    DECODE_TOKENS = 8,                          // rows of up to so many are decoded
+    PARTS = 4,                                  // of a row at the end of a launch
+    END_TASKS = 2,                              // a CTA, that the end has at least
+    LEAST_SHARED_KEYS = 16 * ATTN_PREFILL_KEYS, // of a task, far more than joining takes
 };
 
 static int32_t min_of(int32_t a, int32_t b) {
@@ -172,7 +173,7 @@ static void set_tiles(const attn_params *p, const attn_row *row, int32_t tile_ro
 }
 
 static uint64_t tasks_of(const attn_params *p, const attn_prefill_record *r) {
-    return (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads);
+    return (uint64_t)r->num_tiles * (uint64_t)(r->head_parts * p->shape.kv_heads) << r->shares_keys;
 }
 
 // has_parts says whether a row's first tiles see far fewer keys than its last ones, and can be
@@ -183,16 +184,15 @@ static bool has_parts(const attn_prefill_record *r) {
            r->seen_first + r->q_end <= 0 && 2 * (int64_t)(r->q_end - r->q_first) > most;
 }
 
-// part_of returns a part of a record: part 0 has the last tokens and the new ones.
-static attn_prefill_record part_of(const attn_prefill_record *r, int32_t part) {
+// tiles_of returns a part of a record: tiles [first, end).  That with the last ones has the new
+// tokens, too.
+static attn_prefill_record tiles_of(const attn_prefill_record *r, int32_t first, int32_t end) {
     attn_prefill_record x = *r;
-    int32_t first = r->num_tiles * (PARTS - 1 - part) / PARTS;
-    int32_t end = r->num_tiles * (PARTS - part) / PARTS;
     x.block_first = r->block_first + first * r->tile_tokens;
     x.q_first = max_of(x.block_first, r->q_first);
     x.q_end = r->block_first + end * r->tile_tokens;
     x.block_tiles = x.num_tiles = end - first;
-    x.new_len = part == 0 ? r->new_len : 0;
+    x.new_len = end == r->num_tiles ? r->new_len : 0;
     return x;
 }
 
@@ -215,10 +215,67 @@ static void part_end(attn_prefill_head *head, const attn_params *p,
     attn_prefill_record *end = &records[head->num_records - num];
     for (int32_t part = PARTS - 1; part >= 0; part--) { // part 0 lies where the rows do
         for (uint32_t i = 0; i < num; i++) {
-            end[(uint32_t)part * num + i] = part_of(&end[i], part);
+            int32_t tiles = end[i].num_tiles;
+            end[(uint32_t)part * num + i] = tiles_of(&end[i], tiles * (PARTS - 1 - part) / PARTS,
+                                                     tiles * (PARTS - part) / PARTS);
         }
     }
     head->num_records += num * (PARTS - 1);
+}
+
+// keys_of returns how many keys a tile of a record sees: its first one, or its last.
+static int64_t keys_of(const attn_prefill_record *r, bool is_last) {
+    int64_t first = is_last ? r->q_end - 1 : r->q_first;
+    int64_t low = first + r->seen_first > 0 ? first + r->seen_first : 0;
+    int64_t high = first + r->seen_end < r->kv_len ? first + r->seen_end : r->kv_len;
+    return high - low;
+}
+
+// are_alike says whether the tasks of a launch are all about as long.
+static bool are_alike(const attn_prefill_record *records, uint32_t num) {
+    int64_t most = 0, least = INT64_MAX;
+    for (uint32_t i = 0; i < num; i++) {
+        int64_t first = keys_of(&records[i], false), last = keys_of(&records[i], true);
+        most = first > most ? first : last > most ? last : most;
+        least = first < least ? first : last < least ? last : least;
+        if (records[i].mask_start) {
+            return false;
+        }
+    }
+    return least >= most - most / 4;
+}
+
+// share_end lets two CTAs share the keys of the last tasks where these are all about as long, and
+// so few that half of the CTAs would have nothing to do.  Sums are rounded otherwise then than of
+// keys that one CTA has, so not in deterministic mode.
+static void share_end(attn_prefill_head *head, const attn_params *p,
+                      const attn_prefill_limits *limits) {
+    attn_prefill_record *records = attn_prefill_records(head);
+    uint64_t tasks = 0;
+    for (uint32_t i = 0; i < head->num_records; i++) {
+        tasks += tasks_of(p, &records[i]);
+    }
+    if (p->deterministic || limits->ctas == 0 || tasks % limits->ctas == 0 ||
+        !are_alike(records, head->num_records)) {
+        return;
+    }
+    attn_prefill_record *last = &records[head->num_records - 1];
+    uint64_t tile = tasks_of(p, last) / (uint64_t)last->num_tiles;
+    uint64_t tiles = (tasks % limits->ctas + tile - 1) / tile; // of the last row
+    if (tiles > (uint64_t)last->num_tiles || tiles * tile > limits->max_joins ||
+        2 * tiles * tile > limits->ctas || keys_of(last, false) < LEAST_SHARED_KEYS) {
+        return;
+    }
+    if (tiles < (uint64_t)last->num_tiles) {
+        if (head->num_records == limits->max_records) {
+            return;
+        }
+        last[1] = tiles_of(last, 0, (int32_t)tiles);
+        last[0] = tiles_of(last, (int32_t)tiles, last->num_tiles);
+        head->num_records++;
+        last++;
+    }
+    last->shares_keys = 1;
 }
 
 // place counts the rows of each bucket, and turns the counts into first places.
@@ -296,6 +353,7 @@ attnd_err attn_prefill_make(attn_prefill_head *head, uint32_t at, const attn_par
     }
     head->num_records = num;
     part_end(head, p, limits);
+    share_end(head, p, limits);
     head->ends_at = at + head->num_records * (uint32_t)sizeof(attn_prefill_record);
     attnd_err err = add_up(head, p, limits, info);
     if (err != ATTND_OK) {

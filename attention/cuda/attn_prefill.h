@@ -9,7 +9,8 @@
 //               idle; in a section the last tokens first (of causal rows they see most), each for
 //               all heads, so that keys are read by several CTAs at a time
 //     the end   of several rows that are short enough, a quarter of each after another (a record
-//               each), the one that sees most keys first
+//               each), the one that sees most keys first; where all tasks are about as long, the
+//               keys of the last ones are shared by two CTAs, which join their sums
 // Nothing is listed a task: a CTA finds the record by task_end and the rest by division.
 //
 // *Units* are what the prepare kernel does before, in the same launch: a new token to be rotated
@@ -94,6 +95,8 @@ typedef struct attn_prefill_record {
     float cap_log2, cap_scale; // softcap * log2(e), |scale| / softcap; 0 = off
     int32_t section_heads;     // KV heads of a section
     int32_t section_lacks;     // so many fewer has the first one
+    int32_t shares_keys;       // 1 = a tile is two tasks, each of half of the keys; 0 = one
+    int32_t reserved[3];
 } attn_prefill_record;
 
 // attn_prefill_tile is the query rows of a task: row r is token token_first + r / tile_heads, head
@@ -127,6 +130,7 @@ typedef struct attn_prefill_limits {
     int32_t least_rows;
     uint64_t launch_records; // of the launch that is planned: attn_prefill_count
     uint64_t max_angles;     // pairs (cosine, sine) of the workspace
+    uint32_t max_joins;      // tiles whose keys may be shared
 } attn_prefill_limits;
 
 static inline attn_prefill_ends *attn_prefill_ends_of(attn_prefill_head *head) {
@@ -147,6 +151,7 @@ static inline uint64_t attn_prefill_bytes(uint32_t num_records) {
 ATTN_PREFILL_BOTH attn_prefill_tile attn_prefill_tile_of(const attn_prefill_record *r,
                                                          int32_t number, int32_t group) {
     attn_prefill_tile t;
+    number >>= r->shares_keys;
     int32_t head_tasks = r->num_tiles * r->head_parts;
     int32_t section = (int32_t)(((uint32_t)number + (uint32_t)(head_tasks * r->section_lacks)) /
                                 (uint32_t)(head_tasks * r->section_heads));

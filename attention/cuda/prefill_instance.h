@@ -15,8 +15,9 @@ typedef struct prefill_kernel_fn {
     const void *function; // for cudaLaunchKernel
     int32_t threads;      // a CTA
     uint32_t shared_bytes;
-    int32_t tile_rows;   // query rows of a task
-    const void *prepare; // the kernel that comes before: new tokens, angles
+    int32_t tile_rows;               // query rows of a task
+    uint32_t join_words, join_bytes; // of a tile that is joined: of prefill_args.joins and sums
+    const void *prepare;             // the kernel that comes before: new tokens, angles
     int32_t prepare_threads, prepare_ctas; // a CTA; on an SM
 } prefill_kernel_fn;
 
@@ -40,6 +41,10 @@ typedef struct prefill_args {
     struct attn_prefill_head *plan;
     uint32_t *counters; // tasks taken, CTAs that are done; both 0 between launches
     float *angles;      // (cosine, sine) of pairs, see attn_prefill_record
+    // Of tiles whose keys two CTAs share, per consumer: a word, 0 between launches; and sums, O
+    // and for each thread its two rows' maxima and parts of the denominators.
+    uint32_t *joins;
+    float *sums;
     uint64_t block_stride;
     int64_t k_head_bytes, v_head_bytes; // strides
     int32_t block_tokens, kv_heads, group;

@@ -32,13 +32,16 @@ struct prefill_consumer {
                                                 int which)
         : s(smem), args(a), consumer(which) {}
 
-    // Turns.  O += P V of a step is one consumer's at a time, in turns.  So they stay apart: one
-    // has its softmax while others have products under way.  Without turns they come to do all at
-    // once.
-    __device__ __forceinline__ void wait_turn() const { ptx::bar_sync(BAR_TURN + consumer, 256); }
-    __device__ __forceinline__ void pass_turn() const {
-        ptx::bar_arrive(BAR_TURN + (consumer + 1 == Traits::kConsumers ? 0 : consumer + 1), 256);
+    // Turns.  O += P V of a step is one consumer's at a time, in turns, but that the next begins
+    // as the last of its products does.  So they stay apart: one has its softmax while others have
+    // products under way.  Without turns they come to do all at once.
+    __device__ __forceinline__ void wait_turn() const {
+        ptx::bar_sync(BAR_TURN + consumer, 2 * 128);
     }
+    __device__ __forceinline__ uint32_t next_turn() const {
+        return BAR_TURN + (consumer + 1 == Traits::kConsumers ? 0 : consumer + 1);
+    }
+    __device__ __forceinline__ void pass_turn() const { ptx::bar_arrive(next_turn(), 2 * 128); }
 
     __device__ __forceinline__ uint64_t keys() const {
         return ptx::wgmma_tile(ptx::s_addr(s.k[ring.index]), 0);
@@ -120,8 +123,7 @@ struct prefill_consumer {
                 prefill_release(s.k_empty, ring.index);
                 ring.wait_full(s.v_full);
                 wait_turn();
-                x.gather(p, values(), is_half);
-                pass_turn();
+                x.gather(p, values(), is_half, next_turn()); // passes the turn on
                 prefill_release(s.v_empty, ring.index);
             } else {
                 skip();
@@ -138,13 +140,51 @@ struct prefill_consumer {
         ptx::bar_sync(BAR_CONSUMER + consumer, 128); // the products of a warp may read all of them
     }
 
+    // join adds up the sums of a tile whose keys two CTAs share: the first to come leaves its own
+    // to the second one, and false is returned.  Which of them that is changes no bit.
+    __device__ __forceinline__ bool join(rows &x) const {
+        const int thread = ptx::thread() % 128;
+        const attn_prefill_record &r = record();
+        const attn_prefill_tile &t = task().tile;
+        const int tile = (t.token_first - r.block_first) / r.tile_tokens * r.head_parts +
+                         t.head_first / r.tile_heads;
+        const uint32_t slot =
+            (uint32_t)((tile * args.kv_heads + t.kv_head) * Traits::kConsumers + consumer);
+        uint32_t *state = &args.joins[slot]; // CTAs that have come, and 4 when the sums are there
+        float4 *sums = (float4 *)args.sums + (uint64_t)slot * (rows::kSums * 128) + thread;
+        // Broadcast, so that the compiler knows that it is the same in all lanes.
+        const bool is_second = __shfl_sync(
+            ~0u, ptx::bar_any(BAR_CONSUMER + consumer, 128, ptx::g_add(thread == 0, state, 1) != 0),
+            0);
+        if (is_second) {
+            while (__shfl_sync(~0u, ptx::g_load_acquire(state), 0) < 6) { // two CTAs, and sums
+            }
+            x.add(sums);
+            ptx::bar_sync(BAR_CONSUMER + consumer, 128);
+            (void)ptx::g_add(thread == 0, state, -6u);
+        } else {
+            x.save(sums);
+            __threadfence();
+            ptx::bar_sync(BAR_CONSUMER + consumer, 128);
+            (void)ptx::g_add(thread == 0, state, 4);
+        }
+        return is_second;
+    }
+
     // write leaves the outputs of a task for those who store them.
-    __device__ __forceinline__ void write(const rows &x) const {
-        const float2 by = rows::quotients(record(), task().tile, args.group, row(),
-                                          make_float2(x.m[0], x.m[1]), make_float2(x.l[0], x.l[1]));
-        ptx::bar_sync(BAR_CONSUMER + consumer, 128); // all warps are done with the queries
-        x.leave(s.q[places.index], row() & ~15, by);
-        ptx::fence_async_shared();
+    __device__ __forceinline__ void write(rows &x) const {
+        const bool is_whole = !record().shares_keys || join(x);
+        if (is_whole) {
+            const float2 by =
+                rows::quotients(record(), task().tile, args.group, row(),
+                                make_float2(x.m[0], x.m[1]), make_float2(x.l[0], x.l[1]));
+            ptx::bar_sync(BAR_CONSUMER + consumer, 128); // all warps are done with the queries
+            x.leave(s.q[places.index], row() & ~15, by);
+            ptx::fence_async_shared();
+        }
+        if (ptx::thread() % 128 == 0) {
+            s.has_out[places.index][consumer] = is_whole;
+        }
         prefill_release(s.out_full[places.index], (uint32_t)consumer);
     }
 

@@ -122,19 +122,27 @@ struct prefill_tasks {
         t.record = (int32_t)record;
         const uint32_t first = record > 0 ? __ldg(&ends()[record - 1].tasks) : 0;
         t.tile = attn_prefill_tile_of(&r, (int32_t)(index - first), args.group);
-        begin(r, t);
+        begin(r, t, (index - first) % 2);
         t.is_empty = !prefill_next(t.keys, t.walk, args.block_tokens);
         return t;
     }
 
-    // begin finds the keys of a task, and begins a walk before its first step.
-    __device__ void begin(const attn_prefill_record &r, prefill_task &task) const {
+    // begin finds the keys of a task, and begins a walk before its first step.  Where keys are
+    // shared they are those of a half, 0 or 1.
+    __device__ void begin(const attn_prefill_record &r, prefill_task &task, uint32_t half) const {
         const attn_prefill_tile &t = task.tile;
         prefill_keys &keys = task.keys;
         keys.first = max(r.seen_first + t.token_first, 0);
         keys.end = min(r.seen_end + t.token_first + t.tokens - 1, r.kv_len);
         if (t.tokens == 0 || keys.first >= keys.end) {
             keys.first = keys.end = 0;
+        }
+        if (r.shares_keys) { // there is no block mask
+            const int32_t middle = (keys.first / ATTN_PREFILL_KEYS +
+                                    (int32_t)prefill_steps(keys.first, keys.end) / 2) *
+                                   ATTN_PREFILL_KEYS;
+            keys.first = half > 0 ? max(keys.first, middle) : keys.first;
+            keys.end = half > 0 ? keys.end : min(keys.end, middle);
         }
         task.walk.key = (keys.end + ATTN_PREFILL_KEYS - 1) & ~(ATTN_PREFILL_KEYS - 1);
         if (r.mask_start && t.tokens > 0) {
@@ -503,6 +511,9 @@ struct prefill_query_loader {
 #pragma unroll 1
         for (int n = warp(); n < Traits::kConsumers; n += Traits::kQueryWarps) {
             ptx::mbar_wait(ptx::s_addr(&s.out_full[at.index()][n]), at.phase() ^ 1);
+            if (!s.has_out[at.index()][n]) {
+                continue;
+            }
             if (is_dense) {
                 store_box(at.index(), n);
             } else {

@@ -101,25 +101,31 @@ struct prefill_rows {
         ptx::wgmma_hold(s);
     }
 
-    // gather computes O += P V; with is_half of the first half of the keys.
-    __device__ __forceinline__ void gather(const weights &p, uint64_t v, bool is_half) {
+    // gather computes O += P V; with is_half of the first half of the keys.  As the last of the
+    // products begins it arrives at the barrier `next`.
+    __device__ __forceinline__ void gather(const weights &p, uint64_t v, bool is_half,
+                                           uint32_t next) {
         if (is_half) {
-            gather_tiles<Traits::kKeys / 32>(p, v);
+            gather_tiles<Traits::kKeys / 32>(p, v, next);
         } else {
-            gather_tiles<Traits::kKeys / 16>(p, v);
+            gather_tiles<Traits::kKeys / 16>(p, v, next);
         }
     }
 
     template <int kNum>
-    __device__ __forceinline__ void gather_tiles(const weights &p, uint64_t v) {
+    __device__ __forceinline__ void gather_tiles(const weights &p, uint64_t v, uint32_t next) {
         ptx::wgmma_hold(o);
         ptx::wgmma_begin();
 #pragma unroll
         for (int i = 0; i < kNum; i++) {
             ptx::wgmma_weights<typename Traits::type>(o, p[i], ptx::wgmma_moved(v, i * 16 * 128),
                                                       1);
+            if (i >= kNum - 2) {
+                ptx::wgmma_commit();
+            }
         }
-        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        ptx::bar_arrive(next, 2 * 128);
         ptx::wgmma_wait<0>();
         ptx::wgmma_hold(o);
         ptx::wgmma_hold(p);
@@ -268,6 +274,42 @@ struct prefill_rows {
             p[i / 8][i / 2 % 4] = ptx::pack<typename Traits::type>(w[0], w[1]);
         }
         return make_float2(sum[0] + sum[1], sum[2] + sum[3]);
+    }
+
+    static constexpr int kSums = kOuts / 4 + 1; // float4 of a thread
+
+    // save leaves the sums, add adds up what another CTA has left of the same rows; [kSums, 128].
+    __device__ __forceinline__ void save(float4 *g_sums) const {
+#pragma unroll
+        for (int i = 0; i < kOuts / 4; i++) {
+            g_sums[i * 128] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+        }
+        g_sums[(kSums - 1) * 128] = make_float4(m[0], m[1], l[0], l[1]);
+    }
+
+    __device__ __forceinline__ void add(const float4 *g_sums) {
+        const float4 other = ptx::g_load_now(g_sums + (kSums - 1) * 128);
+        float mine[2], its[2]; // by what sums are to be multiplied
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float top = e == 0 ? other.x : other.y, next = fmaxf(m[e], top);
+            const float base = next == -INFINITY ? 0 : next;
+            mine[e] = ptx::exp2(m[e] - base);
+            its[e] = ptx::exp2(top - base);
+            m[e] = next;
+            l[e] =
+                __fadd_rn(__fmul_rn(l[e], mine[e]), __fmul_rn(e == 0 ? other.z : other.w, its[e]));
+        }
+#pragma unroll
+        for (int i = 0; i < kOuts / 4; i++) {
+            const float4 x = ptx::g_load_now(g_sums + i * 128);
+            const float y[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int k = 0; k < 4; k++) { // rounded alike from both sides
+                o[4 * i + k] =
+                    __fadd_rn(__fmul_rn(o[4 * i + k], mine[k / 2]), __fmul_rn(y[k], its[k / 2]));
+            }
+        }
     }
 
     // quotients returns by what the sums are to be multiplied, of given maxima and denominators,

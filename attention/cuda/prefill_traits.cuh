@@ -114,6 +114,7 @@ struct prefill_traits {
         uint32_t steps_begun;                  // of all tasks: their keys are being loaded, or were
         uint64_t out_full[kTasks][kConsumers]; // the outputs of a consumer are, in their place
         uint64_t task_empty[kTasks];
+        bool has_out[kTasks][kConsumers]; // else another CTA has the outputs of the consumer's rows
     };
     static_assert(sizeof(smem) <= 227 * 1024, "what a CTA can have");
 };

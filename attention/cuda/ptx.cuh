@@ -157,6 +157,25 @@ __device__ __forceinline__ void bar_arrive(uint32_t barrier, uint32_t threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// g_load_acquire loads a word that another CTA may add to, before what is read from here on.
+__device__ __forceinline__ uint32_t g_load_acquire(const uint32_t *g_src) {
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(g_src) : "memory");
+    return v;
+}
+
+// g_add adds to a word if `is` is so, in order with what is read and written before and behind, and
+// returns what it was, else 0.  Without a branch, after which the compiler keeps lanes apart.
+__device__ __forceinline__ uint32_t g_add(bool is, uint32_t *g_dst, uint32_t x) {
+    uint32_t was;
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\tmov.u32 %0, 0;\n\t"
+                 "@p atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;\n\t}"
+                 : "=&r"(was)
+                 : "l"(g_dst), "r"(x), "r"((uint32_t)is)
+                 : "memory");
+    return was;
+}
+
 // g_load_now loads what another CTA may just have stored; word by word, in no order.
 __device__ __forceinline__ float4 g_load_now(const float4 *g_src) {
     float4 v;

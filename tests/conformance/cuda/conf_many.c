@@ -91,6 +91,32 @@ static void add_negative_scales(void) {
     }
 }
 
+// Few tasks of many keys, which two CTAs share: two sums are joined; of a window one may see
+// nothing.
+static void add_many_shared(bool is_short) {
+    static const uint32_t features[] = {0,
+                                        CONF_CAUSAL | CONF_ROPE,
+                                        CONF_SINKS,
+                                        CONF_CAUSAL | CONF_SOFTCAP | CONF_ALIBI,
+                                        CONF_PARTIAL | CONF_SINKS,
+                                        CONF_CAUSAL | CONF_NO_LSE,
+                                        CONF_TREE,
+                                        CONF_WINDOW_LEFT | CONF_CAUSAL};
+    for (uint64_t i = 0; i < (is_short ? 2 : 32); i++) {
+        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1800 + i);
+        s.features = features[i / 2 % 8];
+        s.block_tokens = 64;
+        s.is_dense = i / 4 % 2;
+        s.q_heads = i % 3 ? 2 : 6;
+        s.logit = i % 5 == 4 ? 30 : 2; // maxima of both halves differ
+        s.num_rows = i % 4 == 3 ? 2 : 1;
+        s.rows[0] = (conf_row){2700, 200, 200, 0, 200};
+        s.rows[1] = (conf_row){2600, 130, 30, 0, 130};
+        conf_add("keys_that_two_ctas_share_match_the_reference",
+                 CONF_MODE_AUTO | CONF_MODE_DETERMINISTIC, &s);
+    }
+}
+
 // Lengths, windows, query blocks and trees whose edges lie at, before and behind those of steps
 // (128 keys) and tiles (64 query rows of a warpgroup, three of them together).
 static void add_many_edges(void) {
@@ -197,6 +223,7 @@ void conf_add_many(const char *kernel, bool is_short) {
     }
     add_many_types(is_short);
     add_many_rotations(is_short);
+    add_many_shared(is_short);
     if (is_short) {
         add_many_random(6, 2000);
         return;

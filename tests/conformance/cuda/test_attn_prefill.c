@@ -225,6 +225,88 @@ START_TEST(rows_that_gain_nothing_stay_whole) {
 }
 END_TEST
 
+// 15 tasks about as long on 12 CTAs: the last 3 are halved, so that 6 CTAs have them.
+START_TEST(keys_of_the_last_of_equal_tasks_are_shared) {
+    begin(1);
+    limits.ctas = 12;
+    limits.max_joins = 3;
+    attn_row *row = add_row(2048, 640, 0, 640);
+    row->flags = 0;
+    row->new_len = 9;
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 2);
+    ck_assert_uint_eq(plan.head.num_tasks, 12 + 6);
+    ck_assert_uint_eq(plan.head.num_units, 9);
+    const attn_prefill_record *r = attn_prefill_records(&plan.head);
+    ck_assert_int_eq(r[0].shares_keys, 0);
+    ck_assert_int_eq(r[1].shares_keys, 1);
+    for (int32_t n = 0; n < 12; n++) {
+        ck_assert_int_eq(attn_prefill_tile_of(&r[0], n, 1).token_first, 512 - n / KV_HEADS * 128);
+    }
+    for (int32_t n = 0; n < 6; n++) {
+        attn_prefill_tile t = attn_prefill_tile_of(&r[1], n, 1);
+        ck_assert_int_eq(t.token_first, 0);
+        ck_assert_int_eq(t.tokens, 128);
+        ck_assert_int_eq(t.kv_head, n / 2);
+    }
+    row->q_len = row->q_count = 128; // all of them
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    ck_assert_uint_eq(plan.head.num_records, 1);
+    ck_assert_uint_eq(plan.head.num_tasks, 6);
+}
+END_TEST
+
+static void share(void) {
+    begin(1);
+    limits.ctas = 12;
+    limits.max_joins = 3;
+    add_row(2048, 640, 0, 640)->flags = 0;
+}
+
+static uint32_t num_tasks(void) {
+    ck_assert_int_eq(make(NULL), ATTND_OK);
+    return plan.head.num_tasks;
+}
+
+START_TEST(keys_are_not_shared_where_that_gains_nothing_or_is_not_asked) {
+    share();
+    ck_assert_uint_eq(num_tasks(), 18);
+    rows[0].kv_len = 2047; // too few
+    ck_assert_uint_eq(num_tasks(), 15);
+    rows[0].kv_len = 5000;
+    ck_assert_uint_eq(num_tasks(), 18);
+    rows[0].flags = ATTN_CAUSAL; // tiles see 4361 to 5000
+    ck_assert_uint_eq(num_tasks(), 18);
+    rows[0].kv_len = 2560; // 1921 to 2560
+    ck_assert_uint_eq(num_tasks(), 15);
+    share();
+    params.deterministic = true;
+    ck_assert_uint_eq(num_tasks(), 15);
+    share();
+    limits.max_joins = 2;
+    ck_assert_uint_eq(num_tasks(), 15);
+    share();
+    limits.max_records = 1;
+    ck_assert_uint_eq(num_tasks(), 15);
+    share();
+    limits.ctas = 5; // as many tasks as CTAs, three times
+    ck_assert_uint_eq(num_tasks(), 15);
+    limits.ctas = 8; // 7 of 8 CTAs have one
+    limits.max_joins = 9;
+    ck_assert_uint_eq(num_tasks(), 15);
+    share();
+    mask = (attn_block_mask){list, list, 640};
+    rows[0].block_mask = &mask;
+    ck_assert_uint_eq(num_tasks(), 15);
+    share();
+    add_row(9000, 640, 0, 640)->flags = 0; // 6 tasks are left, but of those some are far longer
+    ck_assert_uint_eq(num_tasks(), 30);
+    rows[1].kv_len = 2100;
+    limits.max_joins = 6;
+    ck_assert_uint_eq(num_tasks(), 36);
+}
+END_TEST
+
 START_TEST(rows_of_few_query_rows_and_forced_splits_are_not_prefilled) {
     begin(4);
     limits.least_rows = 65;
@@ -370,6 +452,8 @@ static Suite *suite(void) {
     tcase_add_test(t, the_first_tile_is_the_one_that_is_not_full);
     tcase_add_test(t, a_launch_ends_with_short_tiles);
     tcase_add_test(t, rows_that_gain_nothing_stay_whole);
+    tcase_add_test(t, keys_of_the_last_of_equal_tasks_are_shared);
+    tcase_add_test(t, keys_are_not_shared_where_that_gains_nothing_or_is_not_asked);
     tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
     tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_records);
     tcase_add_test(t, units_are_new_tokens_and_angles);
