@@ -97,8 +97,9 @@ struct attn_cuda_plan {
     attn_cuda_kernel_fn fn, portable_fn;
     const prefill_instance *prefill; // NULL = all rows are decoded
     prefill_kernel_fn prefill_fn;
-    prefill_map map, rows; // of keys and values; of queries and outputs
-    uint64_t sums_at;      // bytes of the workspace for prefill before its sums
+    prefill_map map;         // of keys and values
+    prefill_map rows, token; // of queries and outputs
+    uint64_t sums_at;        // bytes of the workspace for prefill before its sums
     uint32_t max_records;
     attn_cuda_limits limits;
     uint32_t kernels;    // that the plan needs
@@ -264,6 +265,9 @@ static attnd_err set_prefill(attn_cuda_plan *plan, uint32_t max_records, attnd_e
     if (ATTN_PREFILL_ROWS % group == 0) { // else nothing is moved by it
         err = prefill_map_rows(&plan->rows, plan->shape.head_dim, plan->shape.q_heads, group,
                                ATTN_PREFILL_ROWS / group, info);
+        err = err == ATTND_OK ? prefill_map_rows(&plan->token, plan->shape.head_dim,
+                                                 plan->shape.q_heads, group, 1, info)
+                              : err;
     }
     return err == ATTND_OK ? prefill_map_keys(&plan->map, plan->shape.head_dim,
                                               run_tokens_log2(&plan->shape, 7), info)
@@ -507,6 +511,7 @@ static attnd_err launch_prefill(attn_cuda_plan *plan, void *stream, attnd_errinf
     const prefill_kernel_fn *fn = &plan->prefill_fn;
     prefill_args args = {.map = plan->map,
                          .rows = plan->rows,
+                         .token = plan->token,
                          .plan = &plan->device->prefill,
                          .counters = plan->cuda->counters,
                          .angles = plan->cuda->angles,

@@ -109,10 +109,15 @@ static void set_tensors(const attn_params *p, const attn_row *row, attn_prefill_
     r->v_new_head_bytes = row->stride_v_new_head * 2;
 }
 
-// is_dense says whether queries or outputs of those strides, in elements, can be moved by the map.
-static bool is_dense(const attn_params *p, int64_t stride_token, int64_t stride_head) {
+// has_tokens says whether queries of that stride, in elements, can be moved token by token by a
+// map, is_dense whether queries or outputs can be moved all at once.
+static bool has_tokens(const attn_params *p, int64_t stride_head) {
     return ATTN_PREFILL_ROWS % (p->shape.q_heads / p->shape.kv_heads) == 0 &&
-           stride_head == p->shape.head_dim &&
+           stride_head == p->shape.head_dim;
+}
+
+static bool is_dense(const attn_params *p, int64_t stride_token, int64_t stride_head) {
+    return has_tokens(p, stride_head) &&
            stride_token == (int64_t)p->shape.q_heads * p->shape.head_dim;
 }
 
@@ -124,6 +129,7 @@ static void set_logits(const attn_params *p, const attn_row *row, attn_prefill_r
     r->flags = row->flags | (scale < 0 ? ATTN_PREFILL_NEGATIVE : 0) |
                (row->rope && row->rope->interleaved ? ATTN_PREFILL_INTERLEAVED : 0);
     r->flags |= is_dense(p, row->stride_q_token, row->stride_q_head) ? ATTN_PREFILL_DENSE_Q : 0;
+    r->flags |= has_tokens(p, row->stride_q_head) ? ATTN_PREFILL_TOKENS_Q : 0;
     r->flags |=
         is_dense(p, row->stride_out_token, row->stride_out_head) ? ATTN_PREFILL_DENSE_OUT : 0;
     r->flags |= scale < 0 || row->softcap > 0 || row->alibi_slopes || row->tree_mask

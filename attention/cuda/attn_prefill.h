@@ -55,6 +55,9 @@ enum {
     // whole tokens: one box of the map moves them.
     ATTN_PREFILL_DENSE_Q = 1u << 10,
     ATTN_PREFILL_DENSE_OUT = 1u << 11,
+    // Queries of a token lie without gaps, and 64 query rows are whole tokens: a box for each
+    // token.
+    ATTN_PREFILL_TOKENS_Q = 1u << 13,
     ATTN_PREFILL_BENT = 1u << 12, // a negative scale, softcap, ALiBi or a tree mask
 };
 

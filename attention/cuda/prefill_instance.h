@@ -37,7 +37,8 @@ typedef struct prefill_map {
 // is in it.
 typedef struct prefill_args {
     prefill_map map;
-    prefill_map rows; // of queries and outputs that lie densely (ATTN_PREFILL_DENSE_Q)
+    prefill_map rows;  // of queries and outputs that lie densely (ATTN_PREFILL_DENSE_Q)
+    prefill_map token; // the same, of one token
     struct attn_prefill_head *plan;
     uint32_t *counters; // tasks taken, CTAs that are done; both 0 between launches
     float *angles;      // (cosine, sine) of pairs, see attn_prefill_record

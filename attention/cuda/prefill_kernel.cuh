@@ -225,6 +225,7 @@ __global__ void __launch_bounds__(prefill_traits<kHeadDim, T>::kThreads, 1)
     if (threadIdx.x == 0) {
         ptx::tensor_prefetch_map(&args.map);
         ptx::tensor_prefetch_map(&args.rows);
+        ptx::tensor_prefetch_map(&args.token);
         for (int i = 0; i < Traits::kStages; i++) {
             ptx::mbar_init(ptx::s_addr(&s.k_full[i]), 1);
             ptx::mbar_init(ptx::s_addr(&s.v_full[i]), 1);

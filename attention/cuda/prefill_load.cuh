@@ -402,22 +402,54 @@ struct prefill_query_loader {
         return x;
     }
 
-    // copy_boxes copies dense queries; q_full, at which it arrives, waits for them.
-    __device__ void copy_boxes(uint32_t place) const {
+    // copy_box copies dense queries of a consumer, and reports them to s_bar.
+    __device__ void copy_box(uint32_t place, int consumer, uint32_t s_bar) const {
         const attn_prefill_record &r = s.records[place];
+        const box x = box_of(r, s.tasks[place].tile, consumer, r.q);
+        if (prefill_lane() == 0 && x.is_there) {
+            ptx::mbar_expect(s_bar, Traits::kGroupBytes);
+        }
+        __syncwarp();
+        if (x.is_there && prefill_lane() < Traits::kHalves) {
+            ptx::tensor_copy(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes +
+                                 prefill_lane() * Traits::kQueryTileBytes,
+                             &args.rows, prefill_lane() * 64, 0, x.skip,
+                             (int32_t)((uint32_t)x.at >> 4), (int32_t)(x.at >> 32), s_bar);
+        }
+    }
+
+    // copy_tokens does the same token by token.
+    __device__ void copy_tokens(uint32_t place, int consumer, uint32_t s_bar) const {
+        const attn_prefill_record &r = s.records[place];
+        const attn_prefill_tile &t = s.tasks[place].tile;
+        const int most = ATTN_PREFILL_ROWS / args.group, first = consumer * most;
+        const int num = min(t.tokens - first, most);
+        if (prefill_lane() == 0 && num > 0) {
+            ptx::mbar_expect(s_bar, (uint32_t)(num * args.group * Traits::kRowBytes));
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (int i = prefill_lane(); i < num * Traits::kHalves; i += 32) {
+            const int token = i / Traits::kHalves, half = i % Traits::kHalves;
+            const uint64_t at = (uint64_t)(uintptr_t)r.q - args.token.base +
+                                (uint64_t)((t.token_first + first + token) * r.q_token_bytes +
+                                           t.kv_head * args.group * Traits::kRowBytes);
+            ptx::tensor_copy(ptx::s_addr(s.q[place]) + consumer * Traits::kGroupBytes +
+                                 half * Traits::kQueryTileBytes + token * args.group * 128,
+                             &args.token, half * 64, 0, 0, (int32_t)((uint32_t)at >> 4),
+                             (int32_t)(at >> 32), s_bar);
+        }
+    }
+
+    // copy_boxes copies queries by maps; q_full, at which it arrives, waits for them.
+    __device__ void copy_boxes(uint32_t place) const {
         const uint32_t s_bar = ptx::s_addr(&s.q_full[place]);
 #pragma unroll 1
         for (int n = warp(); n < Traits::kConsumers; n += Traits::kQueryWarps) {
-            const box x = box_of(r, s.tasks[place].tile, n, r.q);
-            if (prefill_lane() == 0 && x.is_there) {
-                ptx::mbar_expect(s_bar, Traits::kGroupBytes);
-            }
-            __syncwarp();
-            if (x.is_there && prefill_lane() < Traits::kHalves) {
-                ptx::tensor_copy(ptx::s_addr(s.q[place]) + n * Traits::kGroupBytes +
-                                     prefill_lane() * Traits::kQueryTileBytes,
-                                 &args.rows, prefill_lane() * 64, 0, x.skip,
-                                 (int32_t)((uint32_t)x.at >> 4), (int32_t)(x.at >> 32), s_bar);
+            if (s.records[place].flags & ATTN_PREFILL_DENSE_Q) {
+                copy_box(place, n, s_bar);
+            } else {
+                copy_tokens(place, n, s_bar);
             }
         }
         if (prefill_lane() == 0) {
@@ -465,7 +497,7 @@ struct prefill_query_loader {
 
     // load loads this warp's queries of a task, and arrives at q_full.
     __device__ void load(uint32_t place) const {
-        if (s.records[place].flags & ATTN_PREFILL_DENSE_Q) {
+        if (s.records[place].flags & ATTN_PREFILL_TOKENS_Q) {
             copy_boxes(place);
         } else {
             copy_rows(place);

@@ -64,12 +64,13 @@ static float *take_floats(conf_launch *l, int32_t num, uint64_t *state, double m
     return x;
 }
 
-// take_tensor fills [tokens, heads, dim] with normal values; heads and tokens lie pad apart.
+// take_tensor fills [tokens, heads, dim] with normal values; heads lie pad apart, tokens token_pad
+// more.
 static void *take_tensor(conf_launch *l, int32_t tokens, int32_t heads, int32_t dim, int32_t pad,
-                         uint64_t *state) {
+                         int32_t token_pad, uint64_t *state) {
     attnd_dtype dtype = l->spec.q_dtype;
-    int64_t stride = (int64_t)heads * (dim + pad) + pad;
-    int64_t num = tokens * stride - 2ll * pad;
+    int64_t stride = (int64_t)heads * (dim + pad) + token_pad;
+    int64_t num = tokens * stride - pad - token_pad;
     void *x = take(l, (size_t)num * attnd_dtype_bytes(dtype));
     memset(x, 0xff, (size_t)num * attnd_dtype_bytes(dtype));
     for (int32_t t = 0; t < tokens; t++) {
@@ -279,9 +280,10 @@ static void set_row(conf_launch *l, uint32_t i, const uint32_t *blocks) {
     fill_cache(l, row, &state);
     if (row->q_len > 0) {
         const int32_t pad = spec->is_dense ? 0 : PAD;
+        const int32_t token_pad = spec->is_fused ? PAD : pad;
         row->stride_q_head = spec->head_dim + pad;
-        row->stride_q_token = spec->q_heads * row->stride_q_head + pad;
-        row->q = take_tensor(l, row->q_len, spec->q_heads, spec->head_dim, pad, &state);
+        row->stride_q_token = spec->q_heads * row->stride_q_head + token_pad;
+        row->q = take_tensor(l, row->q_len, spec->q_heads, spec->head_dim, pad, token_pad, &state);
         row->stride_out_head = spec->v_head_dim + pad;
         row->stride_out_token = spec->q_heads * row->stride_out_head + pad;
         l->out_bytes[i] = (size_t)(row->q_len * row->stride_out_token - 2ll * pad) *
@@ -294,10 +296,11 @@ static void set_row(conf_launch *l, uint32_t i, const uint32_t *blocks) {
     if (row->new_len > 0) {
         row->stride_k_new_head = spec->head_dim + PAD;
         row->stride_k_new_token = spec->kv_heads * row->stride_k_new_head + PAD;
-        row->k_new = take_tensor(l, row->new_len, spec->kv_heads, spec->head_dim, PAD, &state);
+        row->k_new = take_tensor(l, row->new_len, spec->kv_heads, spec->head_dim, PAD, PAD, &state);
         row->stride_v_new_head = spec->v_head_dim + PAD;
         row->stride_v_new_token = spec->kv_heads * row->stride_v_new_head + PAD;
-        row->v_new = take_tensor(l, row->new_len, spec->kv_heads, spec->v_head_dim, PAD, &state);
+        row->v_new =
+            take_tensor(l, row->new_len, spec->kv_heads, spec->v_head_dim, PAD, PAD, &state);
     }
     if (spec->features & CONF_POSITIONS) {
         row->q_positions = take_positions(l, row->q_len, row->kv_len, &state);
@@ -438,7 +441,10 @@ const char *conf_text(const conf_spec *spec) {
         "rotary_dim %d",
         (unsigned long long)spec->seed, attnd_dtype_name(spec->q_dtype),
         attnd_dtype_name(spec->kv_dtype), spec->q_heads, spec->kv_heads, spec->head_dim,
-        spec->v_head_dim, spec->block_tokens, spec->features, spec->is_dense ? " dense" : "",
+        spec->v_head_dim, spec->block_tokens, spec->features,
+        spec->is_fused   ? " fused"
+        : spec->is_dense ? " dense"
+                         : "",
         spec->logit, spec->rotary_dim);
     for (uint32_t i = 0; i < spec->num_rows && i < 6; i++) {
         const conf_row *r = &spec->rows[i];

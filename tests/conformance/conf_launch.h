@@ -50,8 +50,9 @@ typedef struct conf_spec {
     uint64_t placement; // which blocks the sequences get
     bool is_reversed;   // rows in opposite order
     bool is_dense;      // q and out without gaps between heads and tokens
-    int32_t q_block;    // of block masks; 0 = random, up to 20
-    bool has_twins;     // old keys come in pairs whose logits differ by about 1, whatever logit is
+    bool is_fused; // and is_dense: tokens of q with gaps, as slices of a fused projection's output
+    int32_t q_block; // of block masks; 0 = random, up to 20
+    bool has_twins;  // old keys come in pairs whose logits differ by about 1, whatever logit is
     uint32_t num_rows;
     conf_row rows[CONF_MAX_ROWS];
 } conf_spec;

@@ -44,11 +44,13 @@ static void add_many_features(void) {
 
 static void add_many_ratios(void) {
     static const int32_t ratios[] = {1,  3,  4,   5,   6,   7,  8,  12, 16,
-                                     17, 64, 100, 128, 200, // with gaps
-                                     1,  2,  3,   4,   8,   16, 32, 64, 128};
+                                     17, 64, 100, 128, 200,                  // with gaps
+                                     1,  2,  3,   4,   8,   16, 32, 64, 128, // without
+                                     1,  2,  4,   16,  64};                  // between tokens alone
     for (uint64_t i = 0; i < sizeof(ratios) / sizeof(*ratios); i++) {
         conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1300 + i);
         s.is_dense = i >= 14;
+        s.is_fused = i >= 23;
         s.kv_heads = ratios[i] > 16 ? 1 : 3;
         s.q_heads = s.kv_heads * ratios[i];
         s.block_tokens = i % 3 ? 64 : 16;
@@ -73,6 +75,7 @@ static void add_many_rotations(bool is_short) {
         s.features = CONF_CAUSAL | CONF_ROPE | (i / 3 % 2 ? CONF_ROPE_INTERLEAVED : 0) |
                      (i % 7 == 0 ? CONF_POSITIONS : 0);
         s.is_dense = i / 4 % 2;
+        s.is_fused = s.is_dense && i % 3 == 0;
         s.logit = i % 8 == 7 ? -1 : 1;
         conf_add("rotations_with_many_query_tokens_match_the_reference", CONF_MODE_AUTO, &s);
     }

@@ -400,19 +400,21 @@ START_TEST(heads_beyond_the_l2_are_taken_in_sections) {
 }
 END_TEST
 
-// One box of 64 query rows moves what has no gaps, when 64 rows are whole tokens.
+// One box of 64 query rows moves what has no gaps, when 64 rows are whole tokens; one of a token
+// queries whose tokens have.
 START_TEST(dense_queries_and_outputs_are_known) {
     static const struct {
         int32_t group, q_gap, out_gap; // elements behind each token
         uint32_t flags;
     } cases[] = {
-        {1, 0, 0, ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT},
-        {64, 0, 0, ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT},
-        {4, 8, 0, ATTN_PREFILL_DENSE_OUT},
-        {4, 0, 8, ATTN_PREFILL_DENSE_Q},
+        {1, 0, 0, ATTN_PREFILL_TOKENS_Q | ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT},
+        {64, 0, 0, ATTN_PREFILL_TOKENS_Q | ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT},
+        {4, 8, 0, ATTN_PREFILL_TOKENS_Q | ATTN_PREFILL_DENSE_OUT},
+        {4, 0, 8, ATTN_PREFILL_TOKENS_Q | ATTN_PREFILL_DENSE_Q},
         {3, 0, 0, 0},
         {128, 0, 0, 0},
     };
+    const uint32_t all = ATTN_PREFILL_TOKENS_Q | ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         begin(cases[i].group);
         int32_t token = KV_HEADS * cases[i].group * 128;
@@ -422,12 +424,10 @@ START_TEST(dense_queries_and_outputs_are_known) {
         row->stride_out_token = token + cases[i].out_gap;
         ck_assert_int_eq(make(NULL), ATTND_OK);
         const uint32_t flags = attn_prefill_records(&plan.head)[0].flags;
-        ck_assert_uint_eq(flags & (ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT), cases[i].flags);
+        ck_assert_uint_eq(flags & all, cases[i].flags);
         row->stride_q_head = row->stride_out_head = 136; // heads overlap the next token
         ck_assert_int_eq(make(NULL), ATTND_OK);
-        ck_assert_uint_eq(attn_prefill_records(&plan.head)[0].flags &
-                              (ATTN_PREFILL_DENSE_Q | ATTN_PREFILL_DENSE_OUT),
-                          0);
+        ck_assert_uint_eq(attn_prefill_records(&plan.head)[0].flags & all, 0);
     }
 }
 END_TEST
