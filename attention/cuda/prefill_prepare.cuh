@@ -13,6 +13,29 @@
 
 enum { PREFILL_PREPARE_THREADS = 256, PREFILL_PREPARE_CTAS = 3 }; // a CTA; on an SM
 
+// prefill_piece is two pairs, 2 n and 2 n + 1, of two words (4 bytes) of a row.  The pieces behind
+// the last pair are the words that no pair has.
+struct prefill_piece {
+    int a, b;            // words of the row
+    uint32_t to_x, to_y; // which of their bytes are the pairs' x, and y; and back
+
+    __device__ __forceinline__ prefill_piece(int n, const attn_prefill_record &r) {
+        const int num = r.rotary_dim / 4;
+        const bool is_apart = n < num && !(r.flags & ATTN_PREFILL_INTERLEAVED);
+        a = is_apart ? n : 2 * n;
+        b = is_apart ? n + num : 2 * n + 1;
+        to_x = is_apart ? 0x3210 : 0x5410;
+        to_y = is_apart ? 0x7654 : 0x7632;
+    }
+
+    // change makes the pairs' x and y of the words, or the words of x and y.
+    __device__ __forceinline__ void change(uint32_t &first, uint32_t &second) const {
+        const uint32_t x = __byte_perm(first, second, to_x);
+        second = __byte_perm(first, second, to_y);
+        first = x;
+    }
+};
+
 // prefill_angle is cosine and sine, each in two parts, times the attention factor.
 struct prefill_angle {
     float cos, sin, cos_rest, sin_rest;
@@ -32,8 +55,8 @@ __device__ __forceinline__ prefill_angle prefill_angle_of(const attn_prefill_rec
     return a;
 }
 
-// prefill_turn turns a pair; what rounding takes from a product is given back.
-__device__ __forceinline__ void prefill_turn(float &x, float &y, const prefill_angle &a) {
+// prefill_turn_exactly turns a pair; what rounding takes from a product is given back.
+__device__ __forceinline__ void prefill_turn_exactly(float &x, float &y, const prefill_angle &a) {
     const float ys = y * a.sin, xs = x * a.sin;
     const float to_x = fmaf(x, a.cos_rest, -y * a.sin_rest) - fmaf(y, a.sin, -ys);
     const float to_y = fmaf(y, a.cos_rest, x * a.sin_rest) + fmaf(x, a.sin, -xs);
@@ -85,8 +108,8 @@ __device__ __forceinline__ void prefill_append_pieces(const prefill_args &args,
             if (n < num) {
                 piece.change(x[i], y[i]);
                 float2 a = ptx::unpack<T>(x[i]), b = ptx::unpack<T>(y[i]);
-                prefill_turn(a.x, b.x, angles[0]);
-                prefill_turn(a.y, b.y, angles[1]);
+                prefill_turn_exactly(a.x, b.x, angles[0]);
+                prefill_turn_exactly(a.y, b.y, angles[1]);
                 x[i] = ptx::pack<T>(a.x, a.y);
                 y[i] = ptx::pack<T>(b.x, b.y);
                 piece.change(x[i], y[i]);
@@ -122,7 +145,7 @@ __device__ __forceinline__ void prefill_append_pairs(const prefill_args &args,
         for (int p = lane; p < r.rotary_dim / 2; p += 32) {
             const int2 dims = prefill_pair_dims(p, r);
             float x = (float)k_new[dims.x], y = (float)k_new[dims.y];
-            prefill_turn(x, y, prefill_angle_of(r, position, p));
+            prefill_turn_exactly(x, y, prefill_angle_of(r, position, p));
             k[dims.x] = (T)x;
             k[dims.y] = (T)y;
         }

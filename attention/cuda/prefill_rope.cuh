@@ -1,8 +1,5 @@
 // prefill_rope turns pairs of dims: those of queries in shared memory, by the consumer whose they
 // are, and those of new keys on their way to the pool (prefill_prepare.cuh).
-//
-// A *piece* is two pairs: of two words (4 bytes) of a row.  A lane has the same piece of several
-// rows.  Where rotary_dim is no multiple of 4, pairs are turned one at a time.
 #ifndef ATTND_ATTENTION_CUDA_PREFILL_ROPE_CUH
 #define ATTND_ATTENTION_CUDA_PREFILL_ROPE_CUH
 
@@ -15,28 +12,13 @@ __device__ __forceinline__ int2 prefill_pair_dims(int p, const attn_prefill_reco
                                               : make_int2(p, p + r.rotary_dim / 2);
 }
 
-// prefill_piece is piece n of a row, pairs 2 n and 2 n + 1.  The pieces behind the last pair are
-// the words that no pair has.
-struct prefill_piece {
-    int a, b;            // words of the row
-    uint32_t to_x, to_y; // which of their bytes are the pairs' x, and y; and back
-
-    __device__ __forceinline__ prefill_piece(int n, const attn_prefill_record &r) {
-        const int num = r.rotary_dim / 4;
-        const bool is_apart = n < num && !(r.flags & ATTN_PREFILL_INTERLEAVED);
-        a = is_apart ? n : 2 * n;
-        b = is_apart ? n + num : 2 * n + 1;
-        to_x = is_apart ? 0x3210 : 0x5410;
-        to_y = is_apart ? 0x7654 : 0x7632;
-    }
-
-    // change makes the pairs' x and y of the words, or the words of x and y.
-    __device__ __forceinline__ void change(uint32_t &first, uint32_t &second) const {
-        const uint32_t x = __byte_perm(first, second, to_x);
-        second = __byte_perm(first, second, to_y);
-        first = x;
-    }
-};
+// prefill_part makes of two words, (x, y) of two pairs that lie side by side, the xs and the ys of
+// both; and the words of these.
+__device__ __forceinline__ void prefill_part(uint32_t &a, uint32_t &b) {
+    const uint32_t x = ptx::low_halves(a, b);
+    b = ptx::high_halves(a, b);
+    a = x;
+}
 
 // prefill_turn turns pairs (x[0], y[0]), (x[1], y[1]) by two angles.
 template <typename T>
@@ -46,49 +28,54 @@ __device__ __forceinline__ void prefill_turn(uint32_t &x, uint32_t &y, float4 an
     y = ptx::pack<T>(fmaf(b.x, angles.x, a.x * angles.y), fmaf(b.y, angles.z, a.y * angles.w));
 }
 
-// prefill_rotate_pieces rotates the 64 query rows of a consumer, by its 128 threads.  angles: of
-// the tile's first token.  The rows behind the last token turn by its angles and concern nobody.
-template <typename Traits>
+// prefill_rotate_pieces rotates the 64 query rows of a consumer, by its 128 threads: each has four
+// pairs, which are two pieces of 8 bytes, of some rows.  angles: of the tile's first token.  What
+// lies behind the last token turns by its angles, and concerns nobody.
+template <typename Traits, bool kInterleaved>
 __device__ __forceinline__ void
 prefill_rotate_pieces(const attn_prefill_record &r, const attn_prefill_tile &t, unsigned char *s_q,
                       int consumer, const float2 *angles) {
-    constexpr int kPieces = Traits::kDim / 4;   // of a row
-    constexpr int kRows = 64 / (128 / kPieces); // of a thread
-    constexpr int kBatch = 8;                   // rows under way together
-    static_assert(kRows % kBatch == 0, "rows of a batch have the swizzles of a tile in order");
-    const int n = ptx::thread() % kPieces;
-    const int num = r.rotary_dim / 4;
+    using T = typename Traits::type;
+    constexpr int kParts = Traits::kDim / 8;   // of a row
+    constexpr int kRows = 64 / (128 / kParts); // of a thread, all under way together
+    static_assert(8 % kRows == 0, "rows of a thread have neighbouring swizzles");
+    const int n = ptx::thread() % kParts, num = r.rotary_dim / 8;
     if (n >= num) {
         return;
     }
-    const prefill_piece piece(n, r);
-    int row = consumer * 64 + ptx::thread() % 128 / kPieces * kRows;
-    const uint32_t s_a =
-        ptx::s_addr(s_q) + prefill_place<Traits>(row, piece.a / 4) + piece.a % 4 * 4;
-    const uint32_t s_b =
-        ptx::s_addr(s_q) + prefill_place<Traits>(row, piece.b / 4) + piece.b % 4 * 4;
-#pragma unroll 1
-    for (int done = 0; done < kRows; done += kBatch, row += kBatch) {
-        float4 turns[kBatch];
-        uint32_t x[kBatch], y[kBatch];
+    const int row = consumer * 64 + ptx::thread() % 128 / kParts * kRows;
+    const int a = kInterleaved ? 2 * n : n, b = kInterleaved ? 2 * n + 1 : n + num; // pieces
+    const uint32_t s_a = ptx::s_addr(s_q) + prefill_place<Traits>(row, a / 2) + a % 2 * 8;
+    const uint32_t s_b = ptx::s_addr(s_q) + prefill_place<Traits>(row, b / 2) + b % 2 * 8;
+    float4 turns[kRows][2];
+    uint2 x[kRows], y[kRows];
 #pragma unroll
-        for (int k = 0; k < kBatch; k++) {
-            const int token = min(prefill_row_token(r, row + k), t.tokens - 1);
-            turns[k] = __ldg((const float4 *)angles + (token * num + n));
-        }
+    for (int k = 0; k < kRows; k++) {
+        const int token = min(prefill_row_token(r, row + k), t.tokens - 1);
+        const float4 *two = (const float4 *)angles + (token * num + n) * 2;
+        turns[k][0] = __ldg(two);
+        turns[k][1] = __ldg(two + 1);
+    }
 #pragma unroll
-        for (int k = 0; k < kBatch; k++) {
-            x[k] = ptx::s_load_u32(((s_a + done * 128) ^ k * 16) + k * 128);
-            y[k] = ptx::s_load_u32(((s_b + done * 128) ^ k * 16) + k * 128);
-        }
+    for (int k = 0; k < kRows; k++) {
+        ptx::s_load(x[k], (s_a ^ k * 16) + k * 128);
+        ptx::s_load(y[k], (s_b ^ k * 16) + k * 128);
+    }
 #pragma unroll
-        for (int k = 0; k < kBatch; k++) {
-            piece.change(x[k], y[k]);
-            prefill_turn<typename Traits::type>(x[k], y[k], turns[k]);
-            piece.change(x[k], y[k]);
-            ptx::s_store_u32(((s_a + done * 128) ^ k * 16) + k * 128, x[k]);
-            ptx::s_store_u32(((s_b + done * 128) ^ k * 16) + k * 128, y[k]);
+    for (int k = 0; k < kRows; k++) {
+        if (kInterleaved) {
+            prefill_part(x[k].x, x[k].y);
+            prefill_part(y[k].x, y[k].y);
+            prefill_turn<T>(x[k].x, x[k].y, turns[k][0]);
+            prefill_turn<T>(y[k].x, y[k].y, turns[k][1]);
+            prefill_part(x[k].x, x[k].y);
+            prefill_part(y[k].x, y[k].y);
+        } else {
+            prefill_turn<T>(x[k].x, y[k].x, turns[k][0]);
+            prefill_turn<T>(x[k].y, y[k].y, turns[k][1]);
         }
+        ptx::s_store(x[k], (s_a ^ k * 16) + k * 128);
+        ptx::s_store(y[k], (s_b ^ k * 16) + k * 128);
     }
 }
 
@@ -120,10 +107,12 @@ __device__ __forceinline__ void prefill_rotate(const attn_prefill_record &r,
                                                int consumer, const float *all_angles) {
     const float2 *angles = (const float2 *)all_angles + r.angles_first +
                            (int64_t)(t.token_first - r.q_first) * (r.rotary_dim / 2);
-    if (r.rotary_dim % 4 == 0) {
-        prefill_rotate_pieces<Traits>(r, t, s_q, consumer, angles);
-    } else {
+    if (r.rotary_dim % 8 != 0) {
         prefill_rotate_pairs<Traits>(r, t, s_q, consumer, angles);
+    } else if (r.flags & ATTN_PREFILL_INTERLEAVED) {
+        prefill_rotate_pieces<Traits, true>(r, t, s_q, consumer, angles);
+    } else {
+        prefill_rotate_pieces<Traits, false>(r, t, s_q, consumer, angles);
     }
 }
 

@@ -206,16 +206,6 @@ __device__ __forceinline__ uint32_t s_get(const uint32_t *s_src) {
     return *(const volatile uint32_t *)s_src;
 }
 
-__device__ __forceinline__ uint32_t s_load_u32(uint32_t s_src) {
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(s_src) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void s_store_u32(uint32_t s_dst, uint32_t v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(s_dst), "r"(v) : "memory");
-}
-
 __device__ __forceinline__ uint4 s_load(uint32_t s_src) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -231,6 +221,10 @@ __device__ __forceinline__ void s_load(uint4 &v, uint32_t s_src) {
 
 __device__ __forceinline__ void s_load(uint2 &v, uint32_t s_src) {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(s_src) : "memory");
+}
+
+__device__ __forceinline__ void s_store(uint2 v, uint32_t s_dst) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(s_dst), "r"(v.x), "r"(v.y) : "memory");
 }
 
 __device__ __forceinline__ float4 s_load_f32(uint32_t s_src) {

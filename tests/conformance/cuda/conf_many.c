@@ -67,7 +67,7 @@ static void add_many_ratios(void) {
 static void add_many_rotations(bool is_short) {
     static const int32_t groups[] = {1, 4, 5, 8};
     static const int32_t dims[2][6] = {{64, 62, 8, 2, 44, 16}, {128, 126, 8, 2, 76, 32}};
-    for (uint64_t i = 0; i < (is_short ? 4 : 48); i++) {
+    for (uint64_t i = 0; i < (is_short ? 4 : 36); i++) {
         conf_spec s = many(conf_dtype_of(i), conf_head_dim_of(i / 2), 1600 + i);
         s.kv_heads = 1 + (int32_t)(i % 5); // fewer and more than are appended together
         s.q_heads = s.kv_heads * groups[i % 4];
@@ -105,8 +105,8 @@ static void add_many_shared(bool is_short) {
                                         CONF_CAUSAL | CONF_NO_LSE,
                                         CONF_TREE,
                                         CONF_WINDOW_LEFT | CONF_CAUSAL};
-    for (uint64_t i = 0; i < (is_short ? 2 : 32); i++) {
-        conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1800 + i);
+    for (uint64_t i = 0; i < (is_short ? 2 : 16); i++) {
+        conf_spec s = conf_base(conf_dtype_of(i / 2), i % 2 ? 64 : 128, 1800 + i);
         s.features = features[i / 2 % 8];
         s.block_tokens = 64;
         s.is_dense = i / 4 % 2;
