@@ -86,16 +86,16 @@ conformance=$(place tests/test_conformance_cuda)
 # gpu.sh racecheck counts the hazards that racecheck sees, by the lines of code of both accesses.  It
 # does not follow an mbarrier from warp to warp; attention/cuda/README.md lists what is ordered so.
 if [ "${1:-}" = racecheck ]; then
-    own timeout 300 compute-sanitizer --tool racecheck --racecheck-report hazard --print-limit 100000 \
-        "$conformance" --kernel prefill --short >"$out/racecheck.txt" 2>&1
-    tail -n 1 "$out/racecheck.txt"
-    awk '/hazard detected/ { match($0, /RAW|WAR|WAW/); kind = substr($0, RSTART, 3); n = 0 }
+    own timeout 300 compute-sanitizer --tool racecheck --racecheck-report hazard --show-backtrace no --print-limit 10000000 \
+        "$conformance" --kernel prefill --short 2>&1 | awk '
+        /hazard detected/ { match($0, /RAW|WAR|WAW/); kind = substr($0, RSTART, 3); n = 0 }
         / Thread \(/ && kind != "" {
             both = (n++ ? both " and " : "") $2 " " $NF
             if (n == 2) { count[kind ": " both]++; kind = "" }
         }
-        END { for (x in count) printf "%6d %s\n", count[x], x }' "$out/racecheck.txt" | sort -rn
-    exit 0
+        /SUMMARY|failed/ { print }
+        END { for (x in count) printf "%8d %s\n", count[x], x | "sort -rn" }' | tee "$out/racecheck.txt"
+    exit "${PIPESTATUS[0]}"
 fi
 bench=$(place attn-bench)
 

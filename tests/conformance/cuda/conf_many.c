@@ -67,7 +67,7 @@ static void add_many_ratios(void) {
 static void add_many_rotations(bool is_short) {
     static const int32_t groups[] = {1, 4, 5, 8};
     static const int32_t dims[2][6] = {{64, 62, 8, 2, 44, 16}, {128, 126, 8, 2, 76, 32}};
-    for (uint64_t i = 0; i < (is_short ? 4 : 36); i++) {
+    for (uint64_t i = 0; i < 36; i += is_short ? 7 : 1) {
         conf_spec s = many(conf_dtype_of(i), conf_head_dim_of(i / 2), 1600 + i);
         s.kv_heads = 1 + (int32_t)(i % 5); // fewer and more than are appended together
         s.q_heads = s.kv_heads * groups[i % 4];
@@ -75,7 +75,7 @@ static void add_many_rotations(bool is_short) {
         s.features = CONF_CAUSAL | CONF_ROPE | (i / 3 % 2 ? CONF_ROPE_INTERLEAVED : 0) |
                      (i % 7 == 0 ? CONF_POSITIONS : 0);
         s.is_dense = i / 4 % 2;
-        s.is_fused = s.is_dense && i % 3 == 0;
+        s.is_fused = s.is_dense && i % 7 == 0;
         s.logit = i % 8 == 7 ? -1 : 1;
         conf_add("rotations_with_many_query_tokens_match_the_reference", CONF_MODE_AUTO, &s);
     }
