@@ -263,8 +263,9 @@ typedef struct proto_tensor {
 } proto_tensor;
 
 enum {
-    PROTO_ATTEND_LSE = 1u << 0,     // the reply carries LSE
-    PROTO_ATTEND_PARTIAL = 1u << 1, // out and LSE are a state to be merged: sinks left out
+    PROTO_ATTEND_LSE = 1u << 0,        // the reply carries LSE
+    PROTO_ATTEND_PARTIAL = 1u << 1,    // out and LSE are a state to be merged: sinks left out
+    PROTO_ATTEND_BLOCK_MASK = 1u << 2, // attend_all: a proto_block_mask lies right behind it
 };
 
 // proto_attend attends one layer of an open step, all its sequences' rows packed in step order.
@@ -312,7 +313,8 @@ enum {
 // else (EINVAL).  One reply when the last layer has ended, or the first one fails (detail: which
 // layer; with ECUDA CUDA's own code): proto_attend_reply with out_off, lse_off and lens_off 0,
 // splits, batch_rows, kernel and why of the last layer, queue_us (from a layer's flag to its
-// launch) and run_us of all.  ENOTSUP: the connection has no region.  EBUSY: a pair belongs to an
+// launch) and run_us of all.  A block mask is that of each of its layers, and is in the step's
+// memory until the reply.  ENOTSUP: the connection has no region.  EBUSY: a pair belongs to an
 // earlier call, or too many calls run.  The step must stay open (commit: EBUSY) until the reply;
 // deadline and cancel of the step, and cancel of the request, end it.
 typedef struct proto_attend_all {

@@ -21,6 +21,7 @@
 
 #include "proto/clock.h"
 #include "server/srv_attend.h"
+#include "server/srv_block_mask.h"
 #include "server/srv_core.h"
 
 enum {
@@ -114,6 +115,7 @@ static srv_request *take_rq(srv_core *core, srv_armed *a) {
     ATTND_ASSERT(!is_late);
     core->armed.ahead = core->armed.ahead == a ? NULL : core->armed.ahead;
     rq->cancel = NULL;
+    srv_block_mask_drop(rq);
     rq->attend.step->armed--;
     rq->attend.armed = NULL;
     a->rq = NULL;

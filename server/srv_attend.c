@@ -239,7 +239,9 @@ static void finish(srv_core *core, srv_request *rq, attnd_err err, const attn_ch
     srv_attend_state *a = &rq->attend;
     srv_step *step = a->step;
     rq->cancel = NULL;
-    srv_block_mask_drop(rq);
+    if (!a->armed) { // else it is the call's, which may have more layers
+        srv_block_mask_drop(rq);
+    }
     clear_bit(step->attending, a->layer);
     if (!err && !srv_layer_bit(step->attended, a->layer)) {
         set_bit(step->attended, a->layer);

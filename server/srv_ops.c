@@ -46,7 +46,7 @@ const srv_op srv_ops[] = {
     OP(cancel, CANCEL, FIXED(proto_cancel), 0, 0),
     OP(decode, DECODE, 0, ONCE | STARTS | AGAIN, KV_OP_COMMIT),
     OP(prefill, PREFILL, 0, ONCE | STARTS | AGAIN, KV_OP_COMMIT),
-    OP(attend_all, ATTEND_ALL, FIXED(proto_attend_all), 0, 0),
+    OP(attend_all, ATTEND_ALL, 0, 0, 0),
     OP(stats, STATS, NONE, 0, 0),
     OP(session_list, SESSION_LIST, NONE, ADMIN, 0),
     OP(drain, DRAIN, JSON, ADMIN, 0),

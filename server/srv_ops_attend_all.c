@@ -7,6 +7,7 @@
 
 #include "server/srv_armed.h"
 #include "server/srv_attend.h"
+#include "server/srv_block_mask.h"
 #include "server/srv_ops.h"
 
 static attnd_err find_step(srv_core *core, const srv_request *rq, const proto_attend_all *body,
@@ -123,7 +124,7 @@ static void fill_state(srv_request *rq, srv_step *step, const srv_region *region
                        const proto_attend_all *body, const areas *a) {
     rq->attend = (srv_attend_state){
         .step = step,
-        .flags = body->flags,
+        .flags = body->flags & ~(uint32_t)PROTO_ATTEND_BLOCK_MASK,
         .on_device = true,
         .tensors = {.q = at(region, &a->q),
                     .k = at(region, &a->k),
@@ -149,14 +150,27 @@ static attnd_err make_reply(srv_request *rq, attnd_errinfo *info) {
     return err;
 }
 
+// read_body reads the fixed part, behind which there is a mask or nothing.
+static attnd_err read_body(const srv_request *rq, proto_attend_all *out, attnd_errinfo *info) {
+    attnd_err err = proto_read(rq->msg, out, sizeof(*out), false, info);
+    if (!err && !(out->flags & PROTO_ATTEND_BLOCK_MASK) &&
+        rq->msg.bytes > PROTO_BODY + sizeof(*out)) {
+        err = attnd_fail(info, ATTND_EPROTO, "body_bytes", "body of %zu bytes without a mask",
+                         rq->msg.bytes - PROTO_BODY);
+    }
+    return err;
+}
+
 // check checks the message against the step and the region, and fills in rq->attend.
 static attnd_err check(srv_core *core, srv_request *rq, const srv_region *region,
                        const proto_attend_all *body, attnd_errinfo *info) {
     srv_step *step = NULL;
     areas a;
     memset(&a, 0, sizeof(a));
-    attnd_err err = proto_check_zero(
-        body->flags & ~(uint32_t)(PROTO_ATTEND_LSE | PROTO_ATTEND_PARTIAL), "flags", info);
+    attnd_err err =
+        proto_check_zero(body->flags & ~(uint32_t)(PROTO_ATTEND_LSE | PROTO_ATTEND_PARTIAL |
+                                                   PROTO_ATTEND_BLOCK_MASK),
+                         "flags", info);
     if (!err) {
         err = find_step(core, rq, body, &step, info);
     }
@@ -173,6 +187,9 @@ static attnd_err check(srv_core *core, srv_request *rq, const srv_region *region
         fill_state(rq, step, region, body, &a);
         err = make_reply(rq, info);
     }
+    if (!err && (body->flags & PROTO_ATTEND_BLOCK_MASK)) {
+        err = srv_block_mask_read(core, rq, PROTO_BODY + sizeof(*body), sizeof(*body), info);
+    }
     return err;
 }
 
@@ -181,7 +198,7 @@ SRV_HANDLER(attend_all) {
     srv_region *region = rq->conn->region;
     proto_attend_all body;
     attnd_errinfo info;
-    attnd_err err = region ? proto_read(rq->msg, &body, sizeof(body), true, &info)
+    attnd_err err = region ? read_body(rq, &body, &info)
                            : attnd_fail(&info, ATTND_ENOTSUP, "op", "the connection has no region");
     if (err) {
         srv_reply_error(rq, err, &info);
@@ -194,6 +211,7 @@ SRV_HANDLER(attend_all) {
         srv_armed_refuse(core, region, &body, err);
     }
     if (err) {
+        srv_block_mask_drop(rq);
         rq->attend.step = NULL;
         srv_reply_error(rq, err, &info);
     }

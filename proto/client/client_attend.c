@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "proto/client/client_attend.h"
-#include "proto/client/client_sheet.h"
 
 attnd_err client_attend_check_rows(attnd_client *c, const attnd_attend_args *a,
                                    attnd_errinfo *info) {
@@ -11,6 +10,15 @@ attnd_err client_attend_check_rows(attnd_client *c, const attnd_attend_args *a,
     if (a->rows > most || a->new_rows > most) {
         return attnd_fail(info, ATTND_EINVAL, "rows", "%u rows, at most %u are taken",
                           a->rows > a->new_rows ? a->rows : a->new_rows, most);
+    }
+    return ATTND_OK;
+}
+
+attnd_err client_attend_check_mask(const attnd_attend_args *a, attnd_errinfo *info) {
+    const attnd_block_mask *m = a->block_mask;
+    if (m && (!m->start || (m->start[m->num_query_blocks] > 0 && !m->kv_blocks))) {
+        return attnd_fail(info, ATTND_EINVAL, "block_mask", "%s is NULL",
+                          m->start ? "kv_blocks" : "start");
     }
     return ATTND_OK;
 }
@@ -27,7 +35,7 @@ static attnd_err check_attend(attnd_client *c, const attnd_attend_args *a, attnd
         return attnd_fail(info, ATTND_EINVAL, a->k ? "v" : "k",
                           "k and v are both NULL, or both there with new_rows > 0");
     }
-    return ATTND_OK;
+    return client_attend_check_mask(a, info);
 }
 
 static uint32_t attend_flags(const attnd_attend_args *a) {
@@ -53,7 +61,7 @@ static qkv put_qkv(client_sheet *s, const attnd_attend_args *a, const client_mod
     return out;
 }
 
-static uint32_t put_block_mask(client_sheet *s, const attnd_block_mask *mask) {
+uint32_t client_attend_put_mask(client_sheet *s, const attnd_block_mask *mask) {
     if (!mask) {
         return 0;
     }
@@ -64,7 +72,9 @@ static uint32_t put_block_mask(client_sheet *s, const attnd_block_mask *mask) {
     uint32_t off = client_sheet_place(s, sizeof(head) + start_bytes + blocks_bytes);
     client_sheet_set(s, off, &head, sizeof(head));
     client_sheet_set(s, off + sizeof(head), mask->start, start_bytes);
-    client_sheet_set(s, off + sizeof(head) + start_bytes, mask->kv_blocks, blocks_bytes);
+    if (blocks_bytes > 0) {
+        client_sheet_set(s, off + sizeof(head) + start_bytes, mask->kv_blocks, blocks_bytes);
+    }
     return off;
 }
 
@@ -74,7 +84,7 @@ static uint64_t lay_out_attend(uint8_t *msg, const attnd_attend_args *a, const c
     qkv t = put_qkv(&s, a, m);
     proto_attend body = {
         .step = a->step, .layer = a->layer, .flags = attend_flags(a), .q = t.q, .k = t.k, .v = t.v};
-    body.block_mask_off = put_block_mask(&s, a->block_mask);
+    body.block_mask_off = client_attend_put_mask(&s, a->block_mask);
     client_sheet_set(&s, PROTO_BODY, &body, sizeof(body));
     return s.end;
 }

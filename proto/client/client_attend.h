@@ -3,6 +3,7 @@
 #define ATTND_PROTO_CLIENT_CLIENT_ATTEND_H
 
 #include "proto/client/client.h"
+#include "proto/client/client_sheet.h"
 
 // client_attend_prepare checks args and makes the request *m.
 attnd_err client_attend_prepare(attnd_client *c, const attnd_attend_args *args, client_model *model,
@@ -18,6 +19,11 @@ uint64_t client_attend_room(uint32_t rows, bool lse, const client_model *m, uint
 // client_attend_check_rows checks rows against the daemon's limits.
 attnd_err client_attend_check_rows(attnd_client *c, const attnd_attend_args *a,
                                    attnd_errinfo *info);
+
+// client_attend_check_mask wants the arrays of args' block mask, if there is one;
+// client_attend_put_mask copies it and returns its offset, 0 without one.
+attnd_err client_attend_check_mask(const attnd_attend_args *a, attnd_errinfo *info);
+uint32_t client_attend_put_mask(client_sheet *s, const attnd_block_mask *mask);
 
 // client_attend_results are arrays in a reply.
 typedef struct client_attend_results {

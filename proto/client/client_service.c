@@ -22,6 +22,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "proto/client/client_attend.h"
 #include "proto/client/client_watch.h"
 #include "proto/clock.h"
 
@@ -181,17 +182,28 @@ static call *room_for(client_service *s, uint32_t first_flag, uint64_t deadline_
     return room;
 }
 
-static attnd_err send_call(client_service *s, const proto_attend_all *body, uint64_t deadline_ms,
-                           uint64_t *request, attnd_errinfo *info) {
+// lay_out_call: a mask lies right behind the body.
+static uint64_t lay_out_call(uint8_t *msg, const proto_attend_all *body,
+                             const attnd_block_mask *mask) {
+    client_sheet sheet;
+    client_sheet_begin(&sheet, msg, sizeof(*body));
+    client_attend_put_mask(&sheet, mask);
+    client_sheet_set(&sheet, PROTO_BODY, body, sizeof(*body));
+    return sheet.end;
+}
+
+static attnd_err send_call(client_service *s, const proto_attend_all *body,
+                           const attnd_block_mask *mask, uint64_t deadline_ms, uint64_t *request,
+                           attnd_errinfo *info) {
     client_msg m = {0};
     client_start_opts how = {.request_id = request};
     call *c = room_for(s, body->first_flag, deadline_ms);
-    attnd_err err = client_msg_alloc(s->conn, &m, PROTO_BODY + sizeof(*body),
+    attnd_err err = client_msg_alloc(s->conn, &m, lay_out_call(NULL, body, mask),
                                      PROTO_BODY + sizeof(proto_attend_reply), deadline_ms, info);
     if (err) {
         return err;
     }
-    memcpy(m.data + PROTO_BODY, body, sizeof(*body));
+    lay_out_call(m.data, body, mask);
     err = client_conn_start(s->conn, PROTO_ATTEND_ALL, &m, deadline_ms, &how, &c->flight, info);
     if (!err) {
         c->taken = true;
@@ -417,7 +429,7 @@ static attnd_err attend_now(client_service *s, const attnd_attend_args *a, const
     l->next_flag = (l->next_flag + 1) % LANE_FLAGS;
     h->ready = &s->flags[body->first_flag].ready;
     h->done = &s->flags[body->first_flag].done;
-    err = send_call(s, body, deadline_ms, a->request, info);
+    err = send_call(s, body, a->block_mask, deadline_ms, a->request, info);
     return err ? err : s->ops->hand_over(s->state, a->stream, h, info);
 }
 
@@ -557,10 +569,7 @@ static attnd_err check_args(const open_step *o, const attnd_attend_args *a, attn
                           "%u rows, %u new: the step has %u and %u", a->rows, a->new_rows, o->rows,
                           o->new_rows);
     }
-    if (a->block_mask) {
-        return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not in service mode");
-    }
-    return ATTND_OK;
+    return client_attend_check_mask(a, info);
 }
 
 static attnd_err attend(client_service *s, const client_model *model, const attnd_attend_args *a,
@@ -575,7 +584,11 @@ static attnd_err attend(client_service *s, const client_model *model, const attn
     tensors_of(t, model, a);
     attnd_hand_over h = {.num_in = 0};
     proto_attend_all body = {.step = a->step, .first_layer = a->layer, .num_layers = 1};
-    body.flags = (a->lse ? PROTO_ATTEND_LSE : 0u) | (a->partial ? PROTO_ATTEND_PARTIAL : 0u);
+    body.flags = (a->lse ? PROTO_ATTEND_LSE : 0u) | (a->partial ? PROTO_ATTEND_PARTIAL : 0u) |
+                 (a->block_mask ? PROTO_ATTEND_BLOCK_MASK : 0u);
+    if (id && a->block_mask) {
+        return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not in a graph that is captured");
+    }
     if (id) {
         return attend_later(s, o, id, a, t, &body, &h, info);
     }
@@ -612,7 +625,7 @@ static attnd_err replay(client_service *s, uint64_t captured, uint64_t step, voi
     for (uint32_t i = 0; i < c->num_runs && !err; i++) {
         proto_attend_all body = c->runs[i];
         body.step = step;
-        err = send_call(s, &body, deadline_ms, NULL, info);
+        err = send_call(s, &body, NULL, deadline_ms, NULL, info);
     }
     return err;
 }

@@ -199,6 +199,7 @@ attnd_err play_attend(play *p, uint64_t step, uint32_t layer, uint32_t rows) {
                            .layer = layer,
                            .rows = num,
                            .new_rows = num,
+                           .block_mask = p->masks ? &p->masks[layer] : NULL,
                            .stream = p->stream};
     if (p->pause_ms > 0) {
         service_pause(p->stream, p->pause_ms);

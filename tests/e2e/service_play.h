@@ -40,9 +40,10 @@ typedef struct play {
     uint64_t seqs[PLAY_SEQS];
     service_stream *stream; // NULL over the ring
     play_tensors host[PLAY_LAYERS], device[PLAY_LAYERS];
-    attnd_memory *qkv, *out; // PLAY_REGION
-    attnd_buffers *buffers;  // PLAY_BUFFERS
-    int pause_ms;            // of the stream, before each attend
+    attnd_memory *qkv, *out;       // PLAY_REGION
+    attnd_buffers *buffers;        // PLAY_BUFFERS
+    int pause_ms;                  // of the stream, before each attend
+    const attnd_block_mask *masks; // [PLAY_LAYERS], of the attends that follow; NULL = none
     attnd_errinfo info;
 } play;
 

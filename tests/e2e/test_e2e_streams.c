@@ -14,6 +14,8 @@ enum {
     SAMPLE = 97,   // every so many are compared with the reference
     IN_TIME_MS = 1000,
     SYNC_MS = 20000,
+    BLOCK = 16, // tokens, of the model
+    MAX_BLOCKS = 16,
 };
 
 static const char *const flags[] = {"--set", "cache.memory=64MiB",       "--set", "cache.slab=4MiB",
@@ -67,6 +69,125 @@ START_TEST(outputs_have_the_bits_of_messages) {
     end();
 }
 END_TEST
+
+// ---- block masks
+
+// lists is a mask that is being made, of a layer.
+typedef struct lists {
+    uint32_t start[PLAY_MAX_ROWS + 1], kv_blocks[PLAY_MAX_ROWS * MAX_BLOCKS];
+} lists;
+
+static attnd_block_mask make_mask(lists *l, uint32_t len, uint32_t rows, uint32_t q_block) {
+    uint32_t num = 0, listed = 0;
+    l->start[0] = 0;
+    for (uint32_t i = 0; i < PLAY_SEQS; i++) {
+        for (uint32_t b = 0; b * q_block < rows; b++) {
+            for (uint32_t n = 0; n <= (len - 1) / BLOCK; n++) {
+                if (rand() & 1) {
+                    l->kv_blocks[listed++] = n;
+                }
+            }
+            l->start[++num] = listed;
+        }
+    }
+    return (attnd_block_mask){q_block, num, l->start, l->kv_blocks};
+}
+
+START_TEST(masked_outputs_have_the_bits_of_messages) {
+    static uint16_t there[PLAY_OUT], here[PLAY_OUT];
+    static lists l[PLAY_LAYERS];
+    static const uint32_t rows[] = {PLAY_MAX, 1, 5, 33, 1}, q_blocks[] = {16, 1, 3, 7, 1};
+    attnd_block_mask masks[PLAY_LAYERS];
+    play a, b;
+    play_begin(&a, d.url, PLAY_MESSAGES);
+    play_begin(&b, d.url, hows[_i]);
+    a.masks = b.masks = masks;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        for (uint32_t n = 0; n < PLAY_LAYERS; n++) {
+            masks[n] = make_mask(&l[n], a.len + rows[i], rows[i], q_blocks[i]);
+        }
+        play_forward(&a, rows[i], there);
+        play_forward(&b, rows[i], here);
+        ck_assert_mem_eq(there, here, PLAY_LAYERS * PLAY_SEQS * rows[i] * PLAY_Q_ROW * 2);
+    }
+    a.masks = b.masks = NULL; // and none behind them
+    play_forward(&a, 1, there);
+    play_forward(&b, 1, here);
+    ck_assert_mem_eq(there, here, PLAY_LAYERS * PLAY_SEQS * PLAY_Q_ROW * 2);
+    play_end(&a, 0);
+    play_end(&b, IN_TIME_MS);
+    end();
+}
+END_TEST
+
+// What the lists hold the daemon finds out when the stream waits already.
+START_TEST(wrong_masks_are_refused) {
+    static uint16_t out[PLAY_OUT];
+    const uint32_t start[PLAY_SEQS + 1] = {0, 1, 2, 3}, kv_blocks[PLAY_SEQS] = {0, 77, 0};
+    attnd_block_mask masks[PLAY_LAYERS] = {{1, PLAY_SEQS, start, kv_blocks}};
+    play b;
+    play_begin(&b, d.url, PLAY_COPIED);
+    play_forward(&b, 2, out);
+    b.masks = masks;
+    uint64_t step = play_step(&b, 1);
+    play_fill(&b, b.len, 1);
+    ATTND_CK_OK(play_attend(&b, step, 0, 1));
+    ck_assert(service_sync(b.stream, IN_TIME_MS));
+    ATTND_CK_ERR(play_try_commit(&b, step, 1), ATTND_EINVAL);
+    ck_assert_str_eq(b.info.field, "block_mask");
+    ATTND_CK_OK(attnd_step_cancel(b.c, step, &b.info));
+    step = play_step(&b, 1);
+    masks[0].kv_blocks = NULL;
+    ATTND_CK_ERR(play_attend(&b, step, 0, 1), ATTND_EINVAL);
+    masks[0].start = NULL;
+    ATTND_CK_ERR(play_attend(&b, step, 0, 1), ATTND_EINVAL);
+    masks[0] = (attnd_block_mask){1, PLAY_SEQS, start, kv_blocks};
+    service_capture(b.stream); // a replay would not know other lists
+    ATTND_CK_ERR(play_attend(&b, step, 0, 1), ATTND_ENOTSUP);
+    ck_assert_str_eq(b.info.field, "block_mask");
+    service_graph_free(service_end(b.stream));
+    ATTND_CK_OK(attnd_step_cancel(b.c, step, &b.info));
+    b.masks = NULL;
+    play_forward(&b, 1, out);
+    check_rows(out, 2, 1);
+    play_end(&b, IN_TIME_MS);
+    end();
+}
+END_TEST
+
+// A mask takes some 4 KB of a step's MiB, and an attend may be repeated until commit.
+START_TEST(the_memory_of_masks_comes_back) {
+    static lists l;
+    static uint16_t out[PLAY_OUT];
+    attnd_block_mask masks[PLAY_LAYERS];
+    play b;
+    play_begin(&b, d.url, PLAY_COPIED);
+    play_forward(&b, 50, out);
+    uint64_t step = play_step(&b, PLAY_MAX);
+    play_fill(&b, b.len, PLAY_MAX);
+    for (int i = 0; i < 600; i++) {
+        masks[0] = make_mask(&l, b.len + PLAY_MAX, PLAY_MAX, 1);
+        b.masks = masks;
+        PLAY_OK(&b, play_attend(&b, step, 0, PLAY_MAX));
+        if (i % 32 == 0) {
+            ck_assert(service_sync(b.stream, SYNC_MS));
+            e2e_sleep_ms(5); // the stream knows of the end before the daemon
+        }
+    }
+    b.masks = NULL;
+    for (uint32_t n = 0; n < PLAY_LAYERS; n++) {
+        PLAY_OK(&b, play_attend(&b, step, n, PLAY_MAX));
+    }
+    play_read(&b, PLAY_MAX, out);
+    play_commit(&b, step, PLAY_MAX);
+    ck_assert(service_sync(b.stream, SYNC_MS));
+    check_rows(out, 50, PLAY_MAX);
+    play_end(&b, IN_TIME_MS);
+    end();
+}
+END_TEST
+
+// ---- graphs
 
 // The inputs of all tokens are there before, and nothing of the client's looks at a result before
 // the last one.
@@ -260,6 +381,9 @@ static Suite *suite(void) {
     tcase_set_timeout(none, 60);
     tcase_add_checked_fixture(tc, setup, NULL);
     tcase_add_loop_test(tc, outputs_have_the_bits_of_messages, 0, 3);
+    tcase_add_loop_test(tc, masked_outputs_have_the_bits_of_messages, 0, 2); // not with buffers
+    tcase_add_test(tc, wrong_masks_are_refused);
+    tcase_add_test(tc, the_memory_of_masks_comes_back);
     tcase_add_loop_test(tc, a_graph_is_replayed_with_growing_lengths, 0, 2);
     tcase_add_test(tc, clients_do_not_mix);
     tcase_add_test(tc, a_replay_that_comes_to_nothing_leaves_nothing);

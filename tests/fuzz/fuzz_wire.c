@@ -85,6 +85,15 @@ static void read_step(proto_view msg) {
     }
 }
 
+static void touch_mask(proto_view msg, uint64_t off, size_t fixed) {
+    proto_block_mask b;
+    const void *at = touch_array(msg, "block_mask_off", off, 1, sizeof(b), fixed);
+    if (at) {
+        memcpy(&b, at, sizeof(b));
+        touch_array(msg, "block_mask", off + sizeof(b), (uint64_t)b.num_query_blocks + 1, 4, fixed);
+    }
+}
+
 static void read_attend(proto_view msg) {
     proto_attend a;
     if (proto_read(msg, &a, sizeof(a), false, &info)) {
@@ -96,13 +105,7 @@ static void read_attend(proto_view msg) {
     touch_tensor(msg, "q", &a.q, rows, 4, 8, dtype, sizeof(a));
     touch_tensor(msg, "k", &a.k, rows, 2, 8, dtype, sizeof(a));
     touch_tensor(msg, "v", &a.v, rows, 2, 16, dtype, sizeof(a));
-    proto_block_mask b;
-    const void *at = touch_array(msg, "block_mask_off", a.block_mask_off, 1, sizeof(b), sizeof(a));
-    if (at) {
-        memcpy(&b, at, sizeof(b));
-        touch_array(msg, "block_mask", (uint64_t)a.block_mask_off + sizeof(b),
-                    (uint64_t)b.num_query_blocks + 1, 4, sizeof(a));
-    }
+    touch_mask(msg, a.block_mask_off, sizeof(a));
 }
 
 static void read_attend1(proto_view msg) {
@@ -125,13 +128,16 @@ static void read_attend1(proto_view msg) {
     touch_tensor(msg, "v", &a.v, rows, 2, 8, ATTND_F16, sizeof(a));
 }
 
-// read_attend_all touches what a tensor is said to have of a region.
+// read_attend_all touches what a tensor is said to have of a region, and a mask behind it.
 static void read_attend_all(proto_view msg) {
     static uint8_t region[65536];
     proto_attend_all a;
     proto_region_view view;
-    if (proto_read(msg, &a, sizeof(a), true, &info)) {
+    if (proto_read(msg, &a, sizeof(a), false, &info)) {
         return;
+    }
+    if (a.flags & PROTO_ATTEND_BLOCK_MASK) {
+        touch_mask(msg, PROTO_BODY + sizeof(a), sizeof(a));
     }
     const proto_region_tensor *tensors[] = {&a.q, &a.k, &a.v};
     for (int i = 0; i < 3; i++) {

@@ -62,12 +62,15 @@ static void seed_attend1(builder *b) {
 }
 
 static void seed_attend_all(builder *b) {
-    proto_attend_all a = {.step = 9, .num_layers = 2, .flags = PROTO_ATTEND_LSE};
+    const uint32_t mask[5] = {1, 2, 0, 1, 2}; // proto_block_mask, start
+    proto_attend_all a = {.step = 9, .num_layers = 2};
+    a.flags = PROTO_ATTEND_LSE | PROTO_ATTEND_BLOCK_MASK;
     a.k = (proto_region_tensor){.off = 4096, .stride_token = 64, .stride_head = 16};
     a.v = (proto_region_tensor){.off = 8192};
     a.out_off = 16384;
     a.lse_off = 32768;
     add(b, &a, sizeof(a));
+    add(b, mask, sizeof(mask));
 }
 
 static void seed_commit(builder *b) {
