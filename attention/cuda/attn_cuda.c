@@ -450,7 +450,7 @@ attnd_err attn_cuda_plan_set(attn_cuda_plan *plan, const attn_params *p, attn_ch
     if (memcmp(&plan->shape, &p->shape, sizeof(plan->shape)) != 0) {
         return attnd_fail(info, ATTND_EINVAL, "shape", "the plan was created for another shape");
     }
-    plan->limits.prefill.launch_records = attn_prefill_count(p);
+    plan->limits.prefill.launch_slices = attn_prefill_count(p);
     attnd_err err = attn_cuda_plan_make(&plan->host->decode, p, &plan->limits, choice, info);
     if (err == ATTND_OK && plan->host->decode.num_left > 0) {
         uint32_t at = (uint32_t)decode_room(plan);

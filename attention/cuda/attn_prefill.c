@@ -30,22 +30,33 @@ static int32_t ceil_div(int32_t a, int32_t b) {
     return (int32_t)(((int64_t)a + b - 1) / b);
 }
 
-// row_records is what a row adds to attn_prefill_count.  By q_len and not q_count, so that the
+// query_rows returns how many query rows a KV head has.  By q_len and not q_count, so that the
 // chunks of a row are computed alike.
-static uint64_t row_records(const attn_params *p, const attn_row *row) {
+static int64_t query_rows(const attn_params *p, const attn_row *row) {
+    return (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
+}
+
+// row_slices is what a row adds to attn_prefill_count.
+static uint64_t row_slices(const attn_params *p, const attn_row *row) {
     if (row->q_len <= DECODE_TOKENS) {
         return 0;
     }
-    int64_t rows = (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
-    return (uint64_t)((rows + 63) / 64) * (uint64_t)p->shape.kv_heads;
+    int64_t slices = (query_rows(p, row) - 1) / ATTN_PREFILL_SLICE_ROWS + 1;
+    return (uint64_t)slices * (uint64_t)p->shape.kv_heads;
 }
 
 uint64_t attn_prefill_count(const attn_params *p) {
-    uint64_t records = 0;
+    uint64_t slices = 0;
     for (uint32_t i = 0; p->rows && i < p->num_rows; i++) {
-        records += row_records(p, &p->rows[i]);
+        slices += row_slices(p, &p->rows[i]);
     }
-    return records;
+    return slices;
+}
+
+// has_few_keys says whether a row has few keys for its query rows.
+static bool has_few_keys(const attn_params *p, const attn_row *row) {
+    return row->kv_len <= ATTN_PREFILL_MOST_KEYS &&
+           row->kv_len <= query_rows(p, row) * ATTN_PREFILL_ROW_KEYS;
 }
 
 bool attn_prefill_takes(const attn_params *p, const attn_row *row,
@@ -59,14 +70,12 @@ bool attn_prefill_takes(const attn_params *p, const attn_row *row,
     if (p->num_splits != 0) {
         return false;
     }
-    int64_t rows = (int64_t)row->q_len * (p->shape.q_heads / p->shape.kv_heads);
     if (limits->least_rows != ATTN_PREFILL_MEASURED) {
-        return rows >= limits->least_rows;
+        return query_rows(p, row) >= limits->least_rows;
     }
-    uint64_t own = row_records(p, row);
-    uint64_t records = p->deterministic ? own : limits->launch_records; // no batch mates there
-    return own > 0 &&
-           (row->kv_len <= rows * ATTN_PREFILL_ROW_KEYS || records >= ATTN_PREFILL_LEAST_RECORDS);
+    uint64_t own = row_slices(p, row);
+    uint64_t slices = p->deterministic ? own : limits->launch_slices; // no batch mates there
+    return own > 0 && (has_few_keys(p, row) || slices >= ATTN_PREFILL_LEAST_SLICES);
 }
 
 // bucket_of returns a row's place in the order: 0 for the most keys.

@@ -37,13 +37,15 @@ extern "C" {
 enum {
     ATTN_PREFILL_KEYS = 128, // keys a step; steps begin at multiples of it
     ATTN_PREFILL_ROWS = 64,  // query rows of a consumer warpgroup, some of which share a tile
-    // The choice between the kernels, measured (README.md has the tables): a row of more than 8
-    // tokens is prefilled when it has few keys for each of its query rows of a KV head, or when the
-    // launch has that many records of 64 query rows, KV head by KV head, so that decode, which
-    // reads the keys for each of them, takes longer than prefill, of which a task reads all keys of
-    // the row by itself.
+    // The choice between the kernels, measured (README.md has the table): a row of more than 8
+    // tokens is prefilled when it has few keys, also for each of its query rows of a KV head, or
+    // when the launch has that many slices of 16 query rows, KV head by KV head, so that decode,
+    // which takes the keys for each of them, takes longer than prefill, of which a task reads all
+    // keys of the row by itself.
+    ATTN_PREFILL_MOST_KEYS = 2048,
     ATTN_PREFILL_ROW_KEYS = 32,
-    ATTN_PREFILL_LEAST_RECORDS = 58,
+    ATTN_PREFILL_SLICE_ROWS = 16,
+    ATTN_PREFILL_LEAST_SLICES = 160,
     ATTN_PREFILL_MEASURED = -1,
     ATTN_PREFILL_SECTION_BYTES = 48 << 20, // keys and values of a section, of an L2 of 60 MB
 };
@@ -131,9 +133,9 @@ typedef struct attn_prefill_limits {
     // Query rows a KV head (q_len * q_heads / kv_heads) from which on a row is prefilled; 0 = there
     // is no prefill kernel, ATTN_PREFILL_MEASURED = as measured.
     int32_t least_rows;
-    uint64_t launch_records; // of the launch that is planned: attn_prefill_count
-    uint64_t max_angles;     // pairs (cosine, sine) of the workspace
-    uint32_t max_joins;      // tiles whose keys may be shared
+    uint64_t launch_slices; // of the launch that is planned: attn_prefill_count
+    uint64_t max_angles;    // pairs (cosine, sine) of the workspace
+    uint32_t max_joins;     // tiles whose keys may be shared
 } attn_prefill_limits;
 
 static inline attn_prefill_ends *attn_prefill_ends_of(attn_prefill_head *head) {
@@ -175,8 +177,8 @@ ATTN_PREFILL_BOTH attn_prefill_tile attn_prefill_tile_of(const attn_prefill_reco
     return t;
 }
 
-// attn_prefill_count returns how many records of 64 query rows the decode kernel would make of the
-// rows of more than 8 tokens, times KV heads.
+// attn_prefill_count returns how many slices of 16 query rows the rows of more than 8 tokens have,
+// times KV heads.
 uint64_t attn_prefill_count(const attn_params *p);
 
 // attn_prefill_takes says whether the prefill kernel computes a row; else the decode kernel does.

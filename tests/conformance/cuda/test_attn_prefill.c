@@ -325,7 +325,7 @@ START_TEST(rows_of_few_query_rows_and_forced_splits_are_not_prefilled) {
 }
 END_TEST
 
-START_TEST(the_measured_choice_goes_by_tokens_keys_and_records) {
+START_TEST(the_measured_choice_goes_by_tokens_keys_and_slices) {
     begin(4);
     limits.least_rows = ATTN_PREFILL_MEASURED;
     attn_row *row = add_row(1152, 8, 0, 8);
@@ -333,20 +333,28 @@ START_TEST(the_measured_choice_goes_by_tokens_keys_and_records) {
     row->q_len = row->q_count = 9;
     ck_assert(attn_prefill_takes(&params, row, &limits)); // 32 keys for each of 36 query rows
     row->kv_len = 1153;
-    // 9 tokens of 4 heads are one record of 64 query rows, of each of 3 KV heads.
-    ck_assert_uint_eq(attn_prefill_count(&params), 3);
-    limits.launch_records = attn_prefill_count(&params);
+    // 9 tokens of 4 heads are 3 slices of 16 query rows, of each of 3 KV heads.
+    ck_assert_uint_eq(attn_prefill_count(&params), 9);
+    limits.launch_slices = 159;
     ck_assert(!attn_prefill_takes(&params, row, &limits));
-    while (params.num_rows < 20) {
+    while (params.num_rows < 18) {
         add_row(5000, 9, 0, 9);
     }
-    limits.launch_records = attn_prefill_count(&params);
-    ck_assert_uint_eq(limits.launch_records, 60);
+    add_row(5000, 8, 0, 8); // is decoded anyway
+    limits.launch_slices = attn_prefill_count(&params);
+    ck_assert_uint_eq(limits.launch_slices, 162);
     ck_assert(attn_prefill_takes(&params, row, &limits));
     params.deterministic = true; // batch mates don't count
     ck_assert(!attn_prefill_takes(&params, row, &limits));
+    row->kv_len = 2048;
+    row->q_len = row->q_count = 64; // 256 query rows, 48 slices
+    ck_assert(attn_prefill_takes(&params, row, &limits));
+    row->kv_len = 2049;
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
     row->kv_len = 50000;
-    row->q_len = 305; // 1220 query rows are 20 records
+    row->q_len = 212; // 848 query rows are 53 slices, of 3 heads 159
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
+    row->q_len = 213;
     ck_assert(attn_prefill_takes(&params, row, &limits));
     row->q_count = 1; // chunks go where the row goes
     ck_assert(attn_prefill_takes(&params, row, &limits));
@@ -455,7 +463,7 @@ static Suite *suite(void) {
     tcase_add_test(t, keys_of_the_last_of_equal_tasks_are_shared);
     tcase_add_test(t, keys_are_not_shared_where_that_gains_nothing_or_is_not_asked);
     tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
-    tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_records);
+    tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_slices);
     tcase_add_test(t, units_are_new_tokens_and_angles);
     tcase_add_test(t, heads_beyond_the_l2_are_taken_in_sections);
     tcase_add_test(t, dense_queries_and_outputs_are_known);
