@@ -319,13 +319,18 @@ static bool unwatch(srv_core *core, const srv_armed *a) {
 }
 
 // look is true when the call's flag had come.  The device sets a done flag before the loop hears of
-// the launch's end, so a layer that reads another's K and V may be raised too early for us.
+// the launch's end, so a layer that reads another's K and V may be raised too early for us.  For
+// the same reason no flag is taken that the backend may have taken before: if it has, the layer may
+// have ended already, and what is raised then is the next call's.
 static bool look(srv_core *core, srv_armed *a) {
-    if (!a->taken && (is_watched(core, a) || !srv_region_take(a->region, pair_of(a)))) {
+    if (!a->taken && (is_watched(core, a) || !srv_region_raised(a->region, pair_of(a)))) {
         return false;
     }
     if (core->armed.ahead == a && unwatch(core, a)) {
-        return true; // the client has raised it twice
+        return true;
+    }
+    if (!a->taken && !srv_region_take(a->region, pair_of(a))) {
+        return false;
     }
     if (!a->rq) {
         drain(core, a);

@@ -91,10 +91,13 @@ uint32_t *srv_region_ready(srv_region *r, uint32_t pair) {
     return &pair_of(r, pair)->ready;
 }
 
+bool srv_region_raised(srv_region *r, uint32_t pair) {
+    return __atomic_load_n(srv_region_ready(r, pair), __ATOMIC_ACQUIRE) != 0;
+}
+
 bool srv_region_take(srv_region *r, uint32_t pair) {
-    uint32_t *ready = srv_region_ready(r, pair);
-    return __atomic_load_n(ready, __ATOMIC_ACQUIRE) &&
-           __atomic_exchange_n(ready, 0, __ATOMIC_ACQ_REL);
+    return srv_region_raised(r, pair) &&
+           __atomic_exchange_n(srv_region_ready(r, pair), 0, __ATOMIC_ACQ_REL);
 }
 
 void srv_region_answer(srv_region *r, uint32_t pair) {

@@ -29,9 +29,11 @@ attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, u
 // left alone.
 void srv_region_close(srv_region *r);
 
-// srv_region_ready returns where the ready flag of a pair is, until close; srv_region_take returns
-// whether it is raised, and lowers it.  Of two threads that take at the same time one gets it.
+// srv_region_ready returns where the ready flag of a pair is, until close.  srv_region_raised
+// returns whether it is raised; srv_region_take lowers it, too.  Of two threads that take at the
+// same time one gets it.
 uint32_t *srv_region_ready(srv_region *r, uint32_t pair);
+bool srv_region_raised(srv_region *r, uint32_t pair);
 bool srv_region_take(srv_region *r, uint32_t pair);
 
 // srv_region_answer sets the done flag of a pair; srv_region_reset stores 0 in both.

@@ -90,6 +90,35 @@ START_TEST(a_cancel_meets_a_layer_at_every_stage) {
 }
 END_TEST
 
+// A stream goes on by the done flag, so it may raise the pair for the next call before the daemon
+// has answered this one.
+START_TEST(a_flag_that_comes_before_the_reply_is_the_next_calls) {
+    enum { ROUNDS = 2000 };
+    play_seq seq;
+    play_model m;
+    begin_ahead(&m, &seq);
+    play_step step = open_step(&m, &seq, 1, 0);
+    proto_attend_all all = service_layout(&step, 0, PAIR);
+    all.num_layers = 1; // an attend may be repeated until commit
+    service_raise(&s, PAIR);
+    for (int round = 0; round < ROUNDS; round++) {
+        service_send(&s, &all, sizeof(all));
+        ck_assert_msg(service_lower(&s, PAIR, SERVICE_WAIT_MS), "round %d: its flag is lost",
+                      round);
+        service_raise(&s, PAIR);
+        ATTND_CK_OK(service_recv(&s, NULL));
+    }
+    service_send(&s, &all, sizeof(all)); // which has the last flag
+    ATTND_CK_OK(service_recv(&s, NULL));
+    ck_assert(service_lower(&s, PAIR, 1000));
+    proto_cancel cancel = {.step = step.handle};
+    ATTND_CK_OK(e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL));
+    e2e_await_stat(&c, "steps", 0, 1000);
+    play_free(&c, &seq);
+    end();
+}
+END_TEST
+
 static bool scribbles;
 
 static void *scribble(void *arg) {
@@ -141,6 +170,7 @@ static Suite *suite(void) {
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, layers_that_the_loop_did_not_start_give_what_the_reference_gives);
     tcase_add_test(tc, a_cancel_meets_a_layer_at_every_stage);
+    tcase_add_test(tc, a_flag_that_comes_before_the_reply_is_the_next_calls);
     tcase_add_test(tc, flags_raised_at_random_end_nobody_but_their_client);
     suite_add_tcase(all, tc);
     return all;
