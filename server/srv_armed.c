@@ -232,9 +232,10 @@ static void cancel_waiting(srv_request *rq) {
 // ---- layers
 
 // prepare has the layer of a call that is alone prepared, in the place of another's that is cold.
+// It does not notice that the backend runs that one: somebody may be walking the cold list.
 static void prepare(srv_core *core, srv_armed *a) {
     srv_armed_set *set = &core->armed;
-    if (set->ahead && is_late(core, set->ahead)) {
+    if (set->ahead && srv_attend_forget(core, set->ahead->rq)) {
         return;
     }
     set->ahead = a;
