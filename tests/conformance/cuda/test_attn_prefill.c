@@ -131,6 +131,73 @@ START_TEST(tasks_of_a_plan_are_each_query_row_once) {
 }
 END_TEST
 
+// halves counts how often a token of a row was taken, 2 a task, 1 where two tasks share the keys.
+static int32_t halves[MAX_RECORDS][KV_HEADS][MAX_TOKENS];
+
+static void count_halves(const attn_prefill_record *r, uint32_t num) {
+    for (uint32_t n = 0; n < num; n++) {
+        attn_prefill_tile t = attn_prefill_tile_of(r, (int32_t)n, 1);
+        ck_assert_int_ge(t.token_first, r->q_first);
+        ck_assert_int_le(t.token_first + t.tokens, r->q_end);
+        for (int32_t token = t.token_first; token < t.token_first + t.tokens; token++) {
+            halves[row_of(r) - rows][t.kv_head][token] += r->shares_keys ? 1 : 2;
+        }
+    }
+}
+
+static int32_t wrong_halves(void) {
+    int32_t wrong = 0;
+    for (uint32_t i = 0; i < params.num_rows; i++) {
+        for (int32_t token = 0; token < rows[i].q_len; token++) {
+            for (int32_t h = 0; h < KV_HEADS; h++) {
+                wrong += halves[i][h][token] != (token >= rows[i].q_first ? 2 : 0);
+            }
+        }
+    }
+    return wrong;
+}
+
+// Where the ends of launches are cut, rows are several records, and each new token is once in them.
+START_TEST(tasks_of_a_cut_plan_are_each_query_row_once) {
+    int32_t num_cut = 0, num_shared = 0;
+    for (int round = 0; round < 400; round++) {
+        const int32_t num = 1 + below(5), kv_len = 2100 + below(1000);
+        int32_t new_tokens = 0;
+        begin(1);
+        limits.tile_rows = 64;
+        limits.ctas = 5 + (uint32_t)below(30);
+        limits.max_joins = limits.ctas / 2;
+        for (int32_t i = 0; i < num; i++) {
+            const int32_t least = round % 4 == 3 ? 250 : 1; // four tiles, all causal
+            const int32_t q_len = least + below(MAX_TOKENS - least);
+            const int32_t first = below(4) ? 0 : below(q_len);
+            attn_row *row = add_row(round % 4 < 2 ? kv_len : q_len, q_len, first, q_len - first);
+            row->flags = round % 2 ? ATTN_CAUSAL : 0;
+            row->new_len = q_len;
+            new_tokens += q_len;
+        }
+        ck_assert_int_eq(make(NULL), ATTND_OK);
+        ck_assert_int_eq((int32_t)plan.head.num_units, new_tokens);
+        num_cut += plan.head.num_records > params.num_rows;
+        memset(halves, 0, sizeof(halves));
+        uint32_t before = 0;
+        for (uint32_t i = 0; i < plan.head.num_records; i++) {
+            const attn_prefill_record *r = &attn_prefill_records(&plan.head)[i];
+            const uint32_t end = attn_prefill_ends_of(&plan.head)[i].tasks;
+            num_shared += r->shares_keys;
+            new_tokens -= r->new_len;
+            count_halves(r, end - before);
+            before = end;
+        }
+        ck_assert_uint_eq(before, plan.head.num_tasks);
+        ck_assert_int_eq(wrong_halves(), 0);
+        ck_assert_int_eq(new_tokens, 0);
+    }
+    ck_assert_int_gt(num_cut, 50); // of 400 launches
+    ck_assert_int_gt(num_shared, 50);
+}
+END_TEST
+
 START_TEST(records_with_most_keys_come_first) {
     static const int32_t lengths[] = {3, 900, 64, 65536, 300, 80, 0, 5000};
     static const int32_t sorted[] = {65536, 5000, 900, 300, 80, 64, 3, 0};
@@ -456,6 +523,7 @@ static Suite *suite(void) {
     TCase *t = tcase_create("plan");
     tcase_set_timeout(t, 60);
     tcase_add_test(t, tasks_of_a_plan_are_each_query_row_once);
+    tcase_add_test(t, tasks_of_a_cut_plan_are_each_query_row_once);
     tcase_add_test(t, records_with_most_keys_come_first);
     tcase_add_test(t, the_first_tile_is_the_one_that_is_not_full);
     tcase_add_test(t, a_launch_ends_with_short_tiles);
