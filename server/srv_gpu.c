@@ -258,11 +258,16 @@ static attnd_err signal_all(srv_gpu *g, const sched_launch *launch, attnd_errinf
 
 // prepare_next fills, plans and uploads what is wanted, if it fits the next buffer whole.
 static void prepare_next(srv_gpu *g) {
+    const attn_device_ops *ops = g->opts.device_ops;
     srv_stage *stage = &g->flights[g->first].stage;
     attnd_errinfo info;
-    if (srv_gpu_prep_fill(&g->prep, stage, g->opts.device_ops, g->device, g->first, &g->watches)) {
-        const attn_device_ops *ops = g->opts.device_ops;
-        note_error(g, ops->upload(g->device, g->first, 0, stage->in_bytes, &info), &info);
+    if (srv_gpu_prep_fill(&g->prep, stage, ops, g->device, g->first, &g->watches)) {
+        attnd_err err = ops->upload(g->device, g->first, 0, stage->in_bytes, &info);
+        if (err) {
+            note_error(g, err, &info);
+            srv_gpu_prep_spoil(&g->prep);
+            g->watches = false;
+        }
     }
     g->active_us = g->watches ? attnd_clock_us() : g->active_us;
 }
@@ -418,7 +423,7 @@ static void *submitter(void *arg) {
     srv_gpu *g = arg;
     uint64_t since_us = 0;
     sched_launch *launch;
-    (void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS); // else a nap takes 50 us more
+    (void)prctl(PR_SET_TIMERSLACK, (unsigned long)TIMER_SLACK_NS); // else a nap takes 50 us more
     while (take_job(g, &launch)) {
         if (launch) {
             begin(g, launch);

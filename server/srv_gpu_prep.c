@@ -108,6 +108,13 @@ bool srv_gpu_prep_fill(srv_gpu_prep *p, srv_stage *stage, const attn_device_ops 
     return good;
 }
 
+void srv_gpu_prep_spoil(srv_gpu_prep *p) {
+    pthread_mutex_lock(&p->lock);
+    p->ticket = 0;
+    p->ahead.flag = NULL;
+    pthread_mutex_unlock(&p->lock);
+}
+
 void srv_gpu_prep_watch(srv_gpu_prep *p, bool on) {
     pthread_mutex_lock(&p->lock);
     __atomic_store_n(&p->watched, on && p->ahead.flag ? p->ticket : 0, __ATOMIC_RELAXED);

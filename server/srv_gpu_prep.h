@@ -5,8 +5,8 @@
 //                                       '------claim, by any other launch-------------------'
 //
 // Loop thread: want, forget, unwatch, begun, any_begun, watched, is_own, settle.  Submit thread:
-// is_wanted, fill, watch, take, claim.  is_wanted, begun, any_begun, watched and is_own take no
-// lock.
+// is_wanted, fill, spoil, watch, take, claim.  is_wanted, begun, any_begun, watched and is_own take
+// no lock.
 #ifndef ATTND_SERVER_SRV_GPU_PREP_H
 #define ATTND_SERVER_SRV_GPU_PREP_H
 
@@ -70,6 +70,9 @@ void srv_gpu_prep_settle(srv_gpu_prep *p);
 // uploaded.  *watches: it has a flag.
 bool srv_gpu_prep_fill(srv_gpu_prep *p, srv_stage *stage, const attn_device_ops *ops,
                        attn_device *device, uint32_t buffer, bool *watches);
+
+// srv_gpu_prep_spoil is told that the upload has failed: what is in the buffer is no launch's.
+void srv_gpu_prep_spoil(srv_gpu_prep *p);
 
 // srv_gpu_prep_watch says whether take is called all the time from now on.
 void srv_gpu_prep_watch(srv_gpu_prep *p, bool on);

@@ -221,11 +221,6 @@ static attnd_err transfer(fake_device *d, work w, attnd_errinfo *info) {
     return append(d, w, info);
 }
 
-static attnd_err fake_upload(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
-                             attnd_errinfo *info) {
-    return transfer(of(d), (work){.kind = UPLOAD, .buffer = buffer, .a = off, .b = bytes}, info);
-}
-
 static attnd_err fake_download(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                                attnd_errinfo *info) {
     return transfer(of(d), (work){.kind = DOWNLOAD, .buffer = buffer, .a = off, .b = bytes}, info);
@@ -371,6 +366,21 @@ static attnd_err run(fake_device *d, work *w) {
 
 static void protect(fake_device *d, int access) {
     ATTND_ASSERT(mprotect(d->memory, d->bytes, access) == 0);
+}
+
+// fake_upload copies at once, and again where it stands in the order: a device may do it at any
+// time in between.
+static attnd_err fake_upload(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
+                             attnd_errinfo *info) {
+    fake_device *d = of(pub);
+    work w = {.kind = UPLOAD, .buffer = buffer, .a = off, .b = bytes};
+    attnd_err err = transfer(d, w, info);
+    if (!err) {
+        protect(d, PROT_READ | PROT_WRITE);
+        (void)run(d, &w);
+        protect(d, PROT_NONE);
+    }
+    return err;
 }
 
 // run_to runs what comes up to the buffer's mark.

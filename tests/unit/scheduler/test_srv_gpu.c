@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -71,6 +72,8 @@ static srv_gpu *gpu;
 static srv_backend *backend;
 static kv_arena arena;
 static sched *s;
+static attn_device_ops device_ops;
+static atomic_uint num_refused; // uploads that are to be
 static uint32_t num_lost, num_done;
 static attnd_errinfo lost_info;
 
@@ -202,6 +205,16 @@ static void ran_ahead(void *ctx, uint64_t ticket, const sched_launch *launch) {
     attends[ticket].err = launch->err;
 }
 
+// upload refuses as many as it is told to.
+static attnd_err upload(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
+                        attnd_errinfo *info) {
+    if (num_refused > 0) {
+        num_refused--;
+        return attnd_fail(info, ATTND_ECUDA, "cuda", "refused, as was asked for");
+    }
+    return fake_device_ops.upload(d, buffer, off, bytes, info);
+}
+
 static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
     ck_assert_int_eq(uv_loop_init(&loop), 0);
     for (int i = 0; i < NUM_BLOCKS * BLOCK_FLOATS; i++) {
@@ -209,7 +222,9 @@ static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
     }
     num_lost = num_done = 0;
     fake_device_limit(limit);
-    srv_gpu_opts opts = {.device_ops = &fake_device_ops,
+    device_ops = fake_device_ops;
+    device_ops.upload = upload;
+    srv_gpu_opts opts = {.device_ops = &device_ops,
                          .arena_bytes = sizeof(pool_reference),
                          .staging_bytes = staging_bytes,
                          .max_rows = 8,
@@ -402,6 +417,38 @@ START_TEST(a_launch_begun_ahead_crowds_as_any_does) {
 }
 END_TEST
 
+// The device still has what the buffer held before.
+START_TEST(what_could_not_be_uploaded_is_not_launched) {
+    enum { TICKET = 1 };
+    static uint32_t flag, done_flag;
+    start(ROOMY, 0, NULL);
+    make(TICKET, 0, 1);
+    attend *a = &attends[TICKET];
+    attn_row row = row_of(a);
+    const attn_params p = {.shape = shape,
+                           .pool = arena.base,
+                           .pool_bytes = arena.bytes,
+                           .num_blocks = NUM_BLOCKS,
+                           .rows = &row,
+                           .num_rows = 1};
+    const srv_ahead ahead = {.flag = &flag, .signal = (uintptr_t)&done_flag};
+    num_refused = 1;
+    flag = 1;
+    backend->ops->prepare(backend, &p, TICKET, &ahead);
+    while (num_refused > 0) {
+        sched_yield();
+    }
+    a->req.ticket = TICKET;
+    submit(TICKET);
+    run_until_idle();
+    ck_assert(!backend->ops->begun(backend, TICKET));
+    ck_assert_uint_eq(__atomic_load_n(&flag, __ATOMIC_ACQUIRE), 1);
+    ck_assert_uint_eq(backend->prepared, 0);
+    check_reference(a);
+    stop();
+}
+END_TEST
+
 START_TEST(the_loss_of_the_device_is_told_once_and_fails_all_that_follows) {
     start(ROOMY, 0, NULL);
     make(0, 0, 3);
@@ -539,6 +586,7 @@ static Suite *suite(void) {
     tcase_add_test(t, two_launches_are_under_way_and_end_in_order);
     tcase_add_test(t, poll_takes_in_what_ended);
     tcase_add_test(t, a_launch_begun_ahead_crowds_as_any_does);
+    tcase_add_test(t, what_could_not_be_uploaded_is_not_launched);
     tcase_add_test(t, the_loss_of_the_device_is_told_once_and_fails_all_that_follows);
     tcase_add_test(t, blocks_go_to_a_tier_and_back_while_the_device_works);
     tcase_add_test(t, stop_answers_what_is_queued);
