@@ -540,19 +540,19 @@ static attnd_err launch_decode(attn_cuda_plan *plan, const attn_cuda_shift *shif
                                attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
     const attn_shape *s = &plan->shape;
-    decode_args args = {
-        .plan = &plan->device->decode,
-        .slots = plan->cuda->workspace,
-        .shift = *shift,
-        .block_stride = s->block_stride,
-        .k_head_bytes = s->stride_k_head * 2,
-        .v_head_bytes = s->stride_v_head * 2,
-        .block_tokens = s->block_tokens,
-        .kv_heads = s->kv_heads,
-        .group = s->q_heads / s->kv_heads,
-        .block_tokens_log2 = exact_log2(s->block_tokens),
-        .plan_bytes = (uint32_t)attn_cuda_plan_bytes(plan->limits.num_ctas, plan->max_records, 0),
-        .run_tokens_log2 = run_tokens_log2(s, 6)};
+    decode_args args = {.plan = &plan->device->decode,
+                        .slots = plan->cuda->workspace,
+                        .shift = *shift,
+                        .block_stride = s->block_stride,
+                        .k_head_bytes = s->stride_k_head * 2,
+                        .v_head_bytes = s->stride_v_head * 2,
+                        .block_tokens = s->block_tokens,
+                        .kv_heads = s->kv_heads,
+                        .group = s->q_heads / s->kv_heads,
+                        .block_tokens_log2 = exact_log2(s->block_tokens),
+                        .plan_bytes = (uint32_t)attn_cuda_plan_bytes(
+                            plan->limits.num_ctas, plan->host->decode.num_records, 0),
+                        .run_tokens_log2 = run_tokens_log2(s, 6)};
     bool is_portable = (plan->kernels & ATTN_CUDA_PORTABLE) != 0 || !plan->kernel->is_bulk;
     const attn_cuda_kernel_fn *fn =
         plan->kernels & ATTN_CUDA_PORTABLE ? &plan->portable_fn : &plan->fn;

@@ -26,7 +26,7 @@ typedef struct decode_args {
     int64_t k_head_bytes, v_head_bytes; // strides
     int32_t block_tokens, kv_heads, group;
     int32_t block_tokens_log2; // -1 = no power of two
-    uint32_t plan_bytes;       // that it has room for
+    uint32_t plan_bytes;       // without masks; of a graph, when it was captured
     int32_t run_tokens_log2;   // what one copy moves: a power of two that divides blocks and stages
 } decode_args;
 
