@@ -19,8 +19,8 @@
 // decode waits, and none came or ended within SCHED_QUIET_US, prefills whose tensors are in place
 // run in launches of up to prefill_alone_tokens query tokens, fewer where there are more keys: all
 // such launches that are outstanding together have the work of so many query tokens over as many
-// keys.  A decode that comes then waits for no more than that, once; those that follow wait for a
-// chunk.  Never in deterministic mode.
+// keys.  A decode that comes then waits for no more than that and a chunk, once; those that follow
+// wait for chunks.  Never in deterministic mode.
 //
 // Signals.  A request may name a flag that the backend's device writes, in the order of its work,
 // once the last piece of the request has run: so a client's stream can go on without any host.

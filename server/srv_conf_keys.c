@@ -31,9 +31,8 @@ const srv_conf_key srv_conf_keys[] = {
     {"server", "flag_spin_us", SRV_CONF_COUNT, CONF(flag_spin_us), "2000", 0, 100000, NULL, false,
      "Microseconds that the flags of a region are polled after the last one came, or an attend_all "
      "began; then they are looked at every 50 us, after 100 ms every millisecond; 0: so from the "
-     "first.  The end of a layer that runs is polled for so long, too, and behind it a GPU's "
-     "submit "
-     "thread goes on for as long again."},
+     "first.  The end of a layer that runs is polled for so long, too, and a GPU's submit thread "
+     "goes on behind it for as long again."},
     {"server", "socket_mode", SRV_CONF_MODE, CONF(socket_mode), "0660", 0, 0777, NULL, false,
      "Permissions of the sockets that clients use."},
     {"server", "admin_mode", SRV_CONF_MODE, CONF(admin_mode), "0600", 0, 0777, NULL, false,
@@ -132,7 +131,7 @@ const srv_conf_key srv_conf_keys[] = {
      NULL, false,
      "The same in service mode on a GPU while there was no decode for 10 ms: as many query tokens "
      "over as many keys, or fewer over more.  The first decode after such a pause waits for as "
-     "much; 0: chunks are never longer."},
+     "much and a chunk; 0: chunks are never longer."},
     {"compute", "decodes_in_a_row", SRV_CONF_COUNT, CONF(decodes_in_a_row), "8", 1, 1u << 20, NULL,
      false, "Decode launches before a waiting prefill gets a chunk."},
     {"compute", "launch_rows", SRV_CONF_COUNT, CONF(launch_rows), "4096", 1, 1u << 20, NULL, false,

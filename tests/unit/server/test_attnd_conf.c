@@ -15,13 +15,15 @@ enum { COLUMNS = 100, FILE_BYTES = 65536 };
 static void comment(FILE *out, const char *text) {
     size_t column = 0;
     while (*text) {
-        size_t len = strcspn(text, " ");
-        if (column > 0 && column + 1 + len > COLUMNS) {
+        size_t blanks = strspn(text, " "), len = strcspn(text + blanks, " ");
+        if (column > 0 && column + blanks + len > COLUMNS) {
             fputc('\n', out);
             column = 0;
         }
-        column += (size_t)fprintf(out, "%s%.*s", column == 0 ? "# " : " ", (int)len, text);
-        text += len + (text[len] == ' ');
+        column +=
+            (size_t)fprintf(out, "%*s", column == 0 ? 2 : (int)blanks, column == 0 ? "# " : "");
+        column += (size_t)fprintf(out, "%.*s", (int)len, text + blanks);
+        text += blanks + len;
     }
     fputc('\n', out);
 }
