@@ -59,7 +59,7 @@ __device__ __forceinline__ bool prefill_next(const prefill_keys &keys, prefill_w
         // The last listed block decides the step; a step has keys of up to nine blocks.
         const int32_t last = (int32_t)__ldg(keys.blocks + w.high - 1) * block_tokens;
         w.key = min(w.key, (min(last + block_tokens, keys.end) - 1) & ~(ATTN_PREFILL_KEYS - 1));
-        if (w.key + ATTN_PREFILL_KEYS <= keys.first) {
+        if (min(w.key + ATTN_PREFILL_KEYS, last + block_tokens) <= keys.first) {
             return false;
         }
         const int32_t i = w.high - 1 - prefill_lane();
@@ -319,7 +319,7 @@ __device__ void prefill_schedule(typename Traits::smem &s, const prefill_args &a
     for (bool is_end = false; !is_end;) {
         prefill_task t = tasks.get();
         is_end = t.record < 0;
-        t.steps_end = steps += prefill_steps(t.keys.first, t.keys.end);
+        t.steps_end = steps += t.is_empty ? 0 : prefill_steps(t.keys.first, t.keys.end);
         places.wait_empty(s.task_empty);
         if (!is_end && prefill_lane() < kPieces) {
             ((uint4 *)&s.records[places.index()])[prefill_lane()] =

@@ -39,7 +39,7 @@ struct prefill_task {
     int32_t is_empty; // no key is seen
     attn_prefill_tile tile;
     prefill_walk walk;  // at its first step
-    uint32_t steps_end; // steps of this task and all before it, as if no block mask hid any
+    uint32_t steps_end; // steps of this task and all before it, as if a block mask hid none or all
     prefill_keys keys;
 };
 
