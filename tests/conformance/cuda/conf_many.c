@@ -192,8 +192,8 @@ conf_spec conf_chunked(int i) {
 }
 
 // Masks of rows that are cut in splits, some over blocks as long as a split, which then may see
-// nothing.
-static void add_split_masks(bool is_short) {
+// nothing; some of their query blocks see nothing at all.
+static void add_split_masks(int modes, bool is_short) {
     for (uint64_t i = 0; i < (is_short ? 2 : 12); i++) {
         conf_spec s = conf_base(conf_dtype_of(i), conf_head_dim_of(i), 1500 + i);
         static const uint32_t features[] = {CONF_BLOCK_MASK,
@@ -212,15 +212,14 @@ static void add_split_masks(bool is_short) {
         s.rows[2] = (conf_row){700, 200, 100, 33, 100};
         s.rows[3] = (conf_row){40, 65, 40, 0, 65};
         s.rows[4] = (conf_row){2100, 8, 0, 0, 8};
-        conf_add("masks_cut_in_splits_match_the_reference", CONF_MODE_USUAL, &s);
+        conf_add("masks_cut_in_splits_match_the_reference", modes, &s);
     }
 }
 
 void conf_add_many(const char *kernel, bool is_short) {
     const bool is_bulk = strcmp(kernel, "bulk") == 0;
-    if (is_bulk || strcmp(kernel, "portable") == 0) {
-        add_split_masks(is_short);
-    }
+    const bool decodes = is_bulk || strcmp(kernel, "portable") == 0; // else no masks in splits
+    add_split_masks(decodes ? CONF_MODE_USUAL : CONF_MODE_AUTO | CONF_MODE_DETERMINISTIC, is_short);
     if (is_bulk) {
         return;
     }
