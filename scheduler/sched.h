@@ -61,7 +61,8 @@ struct sched_req {
     const attn_shape *shape; // equal pointers = one KV shape; borrowed.  NULL = copies only
     uint32_t num_rows;       // rows of the request, >= 1 when there is a shape
     uint32_t tenant;
-    bool in_place;        // its tensors lie where the backend computes; nothing of them is moved
+    bool in_place;        // its tensors lie where the backend computes, and it has no block mask,
+                          // over whose query blocks it may take far longer than by its tokens
     uint64_t deadline_ms; // of the loop's clock; 0 = none.  Past it: done(ATTND_ETIMEDOUT)
     // fill writes the request's rows [num_rows]; called when it is first taken into a launch, and
     // again for later chunks, always with the same result.  q_first and q_count are sched's.

@@ -272,7 +272,7 @@ static void fill_sched(srv_request *rq, const kv_copy *copies, uint32_t num_copi
         .shape = step->model->shape,
         .num_rows = step->num_active,
         .tenant = rq->session->tenant,
-        .in_place = rq->attend.on_device,
+        .in_place = rq->attend.on_device && !rq->attend.masks,
         .deadline_ms = step->deadline_ms,
         .fill = fill,
         .lens = lens,

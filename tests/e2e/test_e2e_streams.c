@@ -120,6 +120,43 @@ START_TEST(masked_outputs_have_the_bits_of_messages) {
 }
 END_TEST
 
+// launches_of returns how many launches a layer of PLAY_MAX tokens of each sequence takes.
+static double launches_of(play *p, e2e_client *c, uint64_t step, const attnd_block_mask *masks) {
+    double before = e2e_stat(c, "scheduler.launches");
+    p->masks = masks;
+    PLAY_OK(p, play_attend(p, step, 0, PLAY_MAX));
+    ck_assert(service_sync(p->stream, SYNC_MS));
+    p->masks = NULL;
+    return e2e_stat(c, "scheduler.launches") - before;
+}
+
+// A query block of one token may take as long as one of many.
+START_TEST(masked_prompts_go_in_chunks) {
+    static const char *const chunks[] = {
+        "--set", "cache.memory=64MiB",       "--set", "cache.slab=4MiB",
+        "--set", "compute.prefill_chunk=32", NULL};
+    static lists l;
+    attnd_block_mask masks[PLAY_LAYERS];
+    e2e_client c;
+    play p;
+    memset(&d, 0, sizeof(d));
+    e2e_dir(&d);
+    e2e_start(&d, chunks);
+    play_begin(&p, d.url, PLAY_COPIED);
+    e2e_connect(&c, d.admin_url);
+    free(e2e_json(&c, PROTO_HELLO, "{}"));
+    uint64_t step = play_step(&p, PLAY_MAX);
+    play_fill(&p, 0, PLAY_MAX);
+    masks[0] = make_mask(&l, PLAY_MAX, PLAY_MAX, 1);
+    ck_assert_double_eq(launches_of(&p, &c, step, NULL), 1);
+    ck_assert_double_eq(launches_of(&p, &c, step, masks), 3 * PLAY_SEQS); // 32, 32 and 6 tokens
+    ATTND_CK_OK(attnd_step_cancel(p.c, step, &p.info));
+    e2e_close(&c);
+    play_end(&p, IN_TIME_MS);
+    end();
+}
+END_TEST
+
 // What the lists hold the daemon finds out when the stream waits already.
 START_TEST(wrong_masks_are_refused) {
     static uint16_t out[PLAY_OUT];
@@ -390,6 +427,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, wrong_attends_are_refused);
     tcase_add_test(tc, who_has_no_region_gets_no_memory);
     tcase_add_test(none, without_a_gpu_there_is_no_service_mode);
+    tcase_add_test(none, masked_prompts_go_in_chunks);
     suite_add_tcase(s, tc);
     suite_add_tcase(s, none);
     return s;
