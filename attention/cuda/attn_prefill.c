@@ -55,8 +55,16 @@ uint64_t attn_prefill_count(const attn_params *p) {
 
 // has_few_keys says whether a row has few keys for its query rows.
 static bool has_few_keys(const attn_params *p, const attn_row *row) {
-    return row->kv_len <= ATTN_PREFILL_MOST_KEYS &&
-           row->kv_len <= query_rows(p, row) * ATTN_PREFILL_ROW_KEYS;
+    const int64_t rows = query_rows(p, row);
+    return rows >= ATTN_PREFILL_LEAST_ROWS && row->kv_len <= ATTN_PREFILL_MOST_KEYS &&
+           row->kv_len <= rows * ATTN_PREFILL_ROW_KEYS;
+}
+
+// least_slices returns how many slices a launch has to have.  Two CTAs share the keys of a row that
+// is alone, mostly (share_end).
+static uint64_t least_slices(const attn_params *p, uint64_t own, uint64_t launch) {
+    return !p->deterministic && own == launch ? ATTN_PREFILL_ALONE_SLICES
+                                              : ATTN_PREFILL_LEAST_SLICES;
 }
 
 bool attn_prefill_takes(const attn_params *p, const attn_row *row,
@@ -75,7 +83,7 @@ bool attn_prefill_takes(const attn_params *p, const attn_row *row,
     }
     uint64_t own = row_slices(p, row);
     uint64_t slices = p->deterministic ? own : limits->launch_slices; // no batch mates there
-    return own > 0 && (has_few_keys(p, row) || slices >= ATTN_PREFILL_LEAST_SLICES);
+    return own > 0 && (has_few_keys(p, row) || slices >= least_slices(p, own, slices));
 }
 
 // bucket_of returns a row's place in the order: 0 for the most keys.

@@ -38,14 +38,16 @@ enum {
     ATTN_PREFILL_KEYS = 128, // keys a step; steps begin at multiples of it
     ATTN_PREFILL_ROWS = 64,  // query rows of a consumer warpgroup, some of which share a tile
     // The choice between the kernels, measured (README.md has the table): a row of more than 8
-    // tokens is prefilled when it has few keys, also for each of its query rows of a KV head, or
-    // when the launch has that many slices of 16 query rows, KV head by KV head, so that decode,
-    // which takes the keys for each of them, takes longer than prefill, of which a task reads all
-    // keys of the row by itself.
+    // tokens is prefilled when it has that many query rows of a KV head and few keys, also for each
+    // of these, or when the launch has that many slices of 16 query rows, KV head by KV head, so
+    // that decode, which takes the keys for each of them, takes longer than prefill, of which a
+    // task reads all keys of the row by itself, or half of them when the row is alone.
+    ATTN_PREFILL_LEAST_ROWS = 33,
     ATTN_PREFILL_MOST_KEYS = 2048,
-    ATTN_PREFILL_ROW_KEYS = 32,
+    ATTN_PREFILL_ROW_KEYS = 24,
     ATTN_PREFILL_SLICE_ROWS = 16,
     ATTN_PREFILL_LEAST_SLICES = 160,
+    ATTN_PREFILL_ALONE_SLICES = 96,
     ATTN_PREFILL_MEASURED = -1,
     ATTN_PREFILL_SECTION_BYTES = 48 << 20, // keys and values of a section, of an L2 of 60 MB
 };

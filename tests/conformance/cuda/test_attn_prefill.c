@@ -395,11 +395,11 @@ END_TEST
 START_TEST(the_measured_choice_goes_by_tokens_keys_and_slices) {
     begin(4);
     limits.least_rows = ATTN_PREFILL_MEASURED;
-    attn_row *row = add_row(1152, 8, 0, 8);
+    attn_row *row = add_row(864, 8, 0, 8);
     ck_assert(!attn_prefill_takes(&params, row, &limits)); // 8 tokens
     row->q_len = row->q_count = 9;
-    ck_assert(attn_prefill_takes(&params, row, &limits)); // 32 keys for each of 36 query rows
-    row->kv_len = 1153;
+    ck_assert(attn_prefill_takes(&params, row, &limits)); // 24 keys for each of 36 query rows
+    row->kv_len = 865;
     // 9 tokens of 4 heads are 3 slices of 16 query rows, of each of 3 KV heads.
     ck_assert_uint_eq(attn_prefill_count(&params), 9);
     limits.launch_slices = 159;
@@ -424,6 +424,41 @@ START_TEST(the_measured_choice_goes_by_tokens_keys_and_slices) {
     row->q_len = 213;
     ck_assert(attn_prefill_takes(&params, row, &limits));
     row->q_count = 1; // chunks go where the row goes
+    ck_assert(attn_prefill_takes(&params, row, &limits));
+}
+END_TEST
+
+START_TEST(a_row_alone_is_prefilled_from_fewer_slices_on) {
+    begin(4);
+    limits.least_rows = ATTN_PREFILL_MEASURED;
+    attn_row *row = add_row(50000, 124, 0, 124); // 496 query rows are 31 slices, of 3 heads 93
+    limits.launch_slices = attn_prefill_count(&params);
+    ck_assert_uint_eq(limits.launch_slices, 93);
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
+    row->q_len = row->q_count = 125; // 500, 32, 96
+    limits.launch_slices = attn_prefill_count(&params);
+    ck_assert(attn_prefill_takes(&params, row, &limits));
+    add_row(5000, 8, 0, 8); // is decoded, and doesn't count
+    limits.launch_slices = attn_prefill_count(&params);
+    ck_assert(attn_prefill_takes(&params, row, &limits));
+    add_row(50000, 9, 0, 9);
+    limits.launch_slices = attn_prefill_count(&params);
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
+    params.num_rows = 1;
+    limits.launch_slices = attn_prefill_count(&params);
+    params.deterministic = true; // keys are not shared
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
+}
+END_TEST
+
+START_TEST(few_keys_do_not_make_a_prefill_of_32_query_rows) {
+    begin(1);
+    limits.least_rows = ATTN_PREFILL_MEASURED;
+    attn_row *row = add_row(32, 32, 0, 32);
+    limits.launch_slices = attn_prefill_count(&params); // 2 slices of 3 heads
+    ck_assert_uint_eq(limits.launch_slices, 6);
+    ck_assert(!attn_prefill_takes(&params, row, &limits));
+    row->kv_len = row->q_len = row->q_count = 33;
     ck_assert(attn_prefill_takes(&params, row, &limits));
 }
 END_TEST
@@ -532,6 +567,8 @@ static Suite *suite(void) {
     tcase_add_test(t, keys_are_not_shared_where_that_gains_nothing_or_is_not_asked);
     tcase_add_test(t, rows_of_few_query_rows_and_forced_splits_are_not_prefilled);
     tcase_add_test(t, the_measured_choice_goes_by_tokens_keys_and_slices);
+    tcase_add_test(t, a_row_alone_is_prefilled_from_fewer_slices_on);
+    tcase_add_test(t, few_keys_do_not_make_a_prefill_of_32_query_rows);
     tcase_add_test(t, units_are_new_tokens_and_angles);
     tcase_add_test(t, heads_beyond_the_l2_are_taken_in_sections);
     tcase_add_test(t, dense_queries_and_outputs_are_known);
