@@ -308,27 +308,38 @@ static bool is_watched(const srv_core *core, const srv_armed *a) {
     return core->armed.ahead == a && b->ops->watches && b->ops->watches(b, a->rq->attend.ticket);
 }
 
-// unwatch has the backend leave the call's flag alone; true when it runs the layer already.
-static bool unwatch(srv_core *core, const srv_armed *a) {
+// withdraw has the backend begin no layer of the step by itself any more; false when it has begun
+// one, of which the loop has not heard.
+static bool withdraw(srv_core *core, const srv_step *step) {
+    const srv_armed *a = core->armed.ahead;
     const srv_backend *b = core->backend;
-    if (b->ops->unwatch && b->ops->unwatch(core->backend, a->rq->attend.ticket)) {
-        notice(core);
+    if (!a || a->runs || a->rq->attend.step != step) {
         return true;
     }
+    if (b->ops->unwatch && b->ops->unwatch(core->backend, a->rq->attend.ticket)) {
+        return false;
+    }
     core->armed.ahead = NULL;
-    return false;
+    return true;
+}
+
+void srv_armed_withdraw(srv_core *core, const srv_step *step) {
+    if (!withdraw(core, step)) {
+        notice(core);
+    }
 }
 
 // look is true when the call's flag had come.  The device sets a done flag before the loop hears of
 // the launch's end, so a layer that reads another's K and V may be raised too early for us.  For
 // the same reason no flag is taken that the backend may have taken before: if it has, the layer may
-// have ended already, and what is raised then is the next call's.
+// have ended already, and what is raised then is the next call's.  Nor does a layer run beside one
+// of its step that the loop has not heard of.
 static bool look(srv_core *core, srv_armed *a) {
     if (!a->taken && (is_watched(core, a) || !srv_region_raised(a->region, pair_of(a)))) {
         return false;
     }
-    if (core->armed.ahead == a && unwatch(core, a)) {
-        return true;
+    if (a->rq && !withdraw(core, a->rq->attend.step)) {
+        return true; // notice is next
     }
     if (!a->taken && !srv_region_take(a->region, pair_of(a))) {
         return false;

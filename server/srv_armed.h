@@ -69,6 +69,10 @@ attnd_err srv_armed_start(srv_core *core, srv_request *rq, srv_region *region,
 void srv_armed_refuse(srv_core *core, srv_region *region, const proto_attend_all *body,
                       attnd_err err);
 
+// srv_armed_withdraw has no layer of the step begun but by the loop from now on, for an attend that
+// comes beside its calls: what of it runs is marked as being attended.
+void srv_armed_withdraw(srv_core *core, const srv_step *step);
+
 // srv_armed_poll looks at the flags of hot calls; true when one had come.
 bool srv_armed_poll(srv_core *core, uint64_t now_us);
 // srv_armed_hot is true while the loop should go on looking without a pause: for the flags of hot

@@ -314,6 +314,7 @@ static void run(srv_core *core, srv_request *rq, const kv_copy *copies, uint32_t
 
 void srv_attend(srv_core *core, srv_request *rq, srv_step *step, const srv_attend_ask *ask) {
     attnd_errinfo info = {.code = ATTND_OK};
+    srv_armed_withdraw(core, step);
     attnd_err err = read_ask(rq, step, ask, &info);
     if (!err) {
         err = make_reply(rq, ask, &info);

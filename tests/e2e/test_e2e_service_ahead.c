@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "proto/clock.h"
 #include "tests/e2e/service_fixture.h"
 
 // begin_ahead is begin_one with a thread that polls for long, also where it takes turns with the
@@ -119,6 +120,74 @@ START_TEST(a_flag_that_comes_before_the_reply_is_the_next_calls) {
 }
 END_TEST
 
+// submit sends a message over the ring, from `at` on.
+static void submit(const e2e_buf *b, uint64_t at) {
+    memcpy(ring_client_data(&s.ring, at), b->data, b->bytes);
+    ring_client_submit(&s.ring, at, (uint32_t)b->bytes, SERVICE_RING_BYTES / 2 + at, 512, 0);
+    ring_client_bell(&s.ring);
+}
+
+static void wait_us(uint32_t us) {
+    for (uint64_t until = attnd_clock_us() + us; attnd_clock_us() < until;) {
+    }
+}
+
+// An attend by message may meet the same layer when its flag comes: one waits for the other, or is
+// refused, and there is no commit while either runs.
+START_TEST(an_attend_by_message_meets_the_layer_of_a_flag) {
+    enum { ROUNDS = 2000 };
+    const uint32_t none = 0; // accepted
+    play_model tiny, m = play_one();
+    play_seq other, seq;
+    begin_ahead(&tiny, &other);
+    m.q_heads = m.kv_heads = 1;
+    play_open(&c, &m);
+    play_create(&c, &m, &seq);
+    play_token(&c, (play_seq *const[]){&seq}, 1, 2000); // so that a layer takes its time
+    for (int round = 0; round < ROUNDS; round++) {
+        play_step step = open_step(&m, &seq, 1, 0);
+        play_tensors t = play_random(&step);
+        proto_attend_all all = service_layout(&step, 0, PAIR);
+        e2e_buf attend, commit;
+        play_attend_body(&attend, ++c.id, &step, 0, 0, &t);
+        play_commit_body(&commit, ++c.id, &step, &none);
+        ck_assert_uint_le(attend.bytes, 512);
+        service_write(&s, &step, &all, &t);
+        service_send(&s, &all, sizeof(all));
+        usleep(300); // the layer is prepared
+        if (round % 2) {
+            service_raise(&s, PAIR);
+            wait_us((uint32_t)round % 7);
+            submit(&attend, 0);
+        } else {
+            submit(&attend, 0);
+            wait_us((uint32_t)round % 7);
+            service_raise(&s, PAIR);
+        }
+        attnd_err errs[3] = {service_recv(&s, NULL)}; // whichever ends first
+        submit(&commit, 512);
+        errs[1] = service_recv(&s, NULL);
+        errs[2] = service_recv(&s, NULL);
+        ck_assert(service_lower(&s, PAIR, 1000));
+        for (int i = 0; i < 3; i++) {
+            ck_assert_msg(!errs[i] || errs[i] == ATTND_EBUSY, "round %d: %s", round,
+                          attnd_errname(errs[i]));
+        }
+        if (errs[0] || errs[1] || errs[2]) {
+            proto_cancel cancel = {.step = step.handle};
+            (void)e2e_call(&c, PROTO_CANCEL, &cancel, sizeof(cancel), NULL);
+        }
+        e2e_await_stat(&c, "steps", 0, 1000);
+        e2e_buf_fini(&attend);
+        e2e_buf_fini(&commit);
+        play_tensors_fini(&t);
+    }
+    play_free(&c, &seq);
+    play_free(&c, &other);
+    end();
+}
+END_TEST
+
 static bool scribbles;
 
 static void *scribble(void *arg) {
@@ -171,6 +240,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, layers_that_the_loop_did_not_start_give_what_the_reference_gives);
     tcase_add_test(tc, a_cancel_meets_a_layer_at_every_stage);
     tcase_add_test(tc, a_flag_that_comes_before_the_reply_is_the_next_calls);
+    tcase_add_test(tc, an_attend_by_message_meets_the_layer_of_a_flag);
     tcase_add_test(tc, flags_raised_at_random_end_nobody_but_their_client);
     suite_add_tcase(all, tc);
     return all;
