@@ -27,6 +27,7 @@
 enum {
     BURST = 16,   // submissions of one ring in a turn
     PACKETS = 16, // of one connection, and connections of the socket, in one event
+    HEARD = 1024, // packets of a connection at its end: more than a socket of the usual size holds
 };
 
 typedef struct slot {
@@ -176,7 +177,7 @@ static bool is_left(const srv_asked *packet, size_t bytes) {
 static void hear_out(conn *c) {
     srv_asked packet;
     size_t bytes;
-    for (int i = 0; i < PACKETS && !c->left; i++) {
+    for (int i = 0; i < HEARD && !c->left; i++) {
         srv_attach_event event = srv_attach_recv(c->fd, &packet, sizeof(packet), &bytes);
         if (event == SRV_ATTACH_NONE) {
             return;

@@ -428,6 +428,32 @@ START_TEST(a_region_counts_until_its_client_lets_go_or_is_gone) {
 }
 END_TEST
 
+// That a client left is heard, however many doorbells are unread before it.
+START_TEST(a_client_that_leaves_behind_doorbells_does_not_count) {
+    begin_with(NULL);
+    for (int i = 0; i < 4; i++) {
+        service_client r;
+        e2e_client session;
+        e2e_connect(&session, d.url);
+        char *text = e2e_json(&session, PROTO_HELLO, "{}");
+        service_join(&r, path, text, MIB, 1);
+        for (int bell = 0; bell < 200; bell++) {
+            ck_assert_int_eq(send(r.ring.fd, "", 1, MSG_NOSIGNAL), 1);
+        }
+        if (i % 2) {
+            e2e_close(&session);
+            leave(&r);
+        } else {
+            leave(&r);
+            e2e_close(&session);
+        }
+        free(text);
+        ck_nothing();
+    }
+    end();
+}
+END_TEST
+
 // Its process lives on, but it was not given any.
 START_TEST(a_region_that_could_not_be_sent_does_not_count) {
     begin_slow(NULL);
@@ -471,6 +497,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, who_asks_at_once_gets_no_more_than_there_is);
     tcase_add_test(tc, a_region_that_cannot_be_made_does_not_count);
     tcase_add_test(tc, a_region_counts_until_its_client_lets_go_or_is_gone);
+    tcase_add_test(tc, a_client_that_leaves_behind_doorbells_does_not_count);
     tcase_add_test(tc, a_region_that_could_not_be_sent_does_not_count);
     tcase_add_test(tc, what_is_kept_does_not_hold_up_the_end);
     suite_add_tcase(suite_of, tc);
