@@ -1,12 +1,11 @@
 // A first request to attnd in C: a model of one layer, a sequence, a prompt of 20 tokens, one token
 // more; the last output is checked against softmax(q k / sqrt(head_dim)) v.
-//     cc example.c -I. -lattnd -lnng -lcjson -lm      usage: example ipc:///run/attnd/attnd.sock
+//     cc example.c $(pkg-config --cflags --libs attnd) -lm && ./a.out ipc:///run/attnd/attnd.sock
+#include <attnd.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "proto/client/attnd.h"
 
 enum { HEADS = 4, KV_HEADS = 2, DIM = 16, PROMPT = 20, TOKENS = PROMPT + 1 };
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs libattnd into a prefix of its own and builds a program against it, with cc and pkg-config
-# and with CMake's find_package, shared and static; each talks to a daemon.
+# Installs libattnd and libattn into a prefix of their own and builds programs against them, with cc
+# and pkg-config and with CMake's find_package, shared and static; each talks to a daemon.
 #     install.sh BUILD_DIR
 set -euo pipefail
 build=$1
@@ -17,9 +17,12 @@ export LD_LIBRARY_PATH=$lib
 read -ra flags < <(pkg-config --cflags --libs attnd)
 read -ra static < <(pkg-config --static --libs attnd | sed 's/-lattnd/-l:libattnd.a/')
 read -ra cflags < <(pkg-config --cflags attnd)
+read -ra attn < <(pkg-config --cflags --libs attn)
 warn=(-std=c11 -Wall -Wextra -Wpedantic -Werror)
 cc "${warn[@]}" "$source_dir/install/main.c" "${flags[@]}" -o "$dir/with_pc"
 cc "${warn[@]}" "$source_dir/install/main.c" "${cflags[@]}" "${static[@]}" -o "$dir/with_pc_static"
+cc "${warn[@]}" "$source_dir/../../proto/client/example.c" "${flags[@]}" -lm -o "$dir/example"
+cc "${warn[@]}" "$source_dir/install/attn.c" "${attn[@]}" -o "$dir/attn_with_pc"
 cmake -S "$source_dir/install" -B "$dir/cmake" -DCMAKE_PREFIX_PATH="$dir/prefix" >"$dir/cmake.log"
 cmake --build "$dir/cmake" >>"$dir/cmake.log"
 if nm -D --defined-only "$lib/libattnd.so" | grep ' [TDB] ' | grep -vE ' (attnd_|nng_stream_(recv|send)$)'; then
@@ -27,13 +30,14 @@ if nm -D --defined-only "$lib/libattnd.so" | grep ' [TDB] ' | grep -vE ' (attnd_
     exit 1
 fi
 
-"$build/attnd" --listen "ipc://$dir/s" --set cache.memory=64MiB >"$dir/ready" 2>"$dir/log" &
+"$build/attnd" --listen "ipc://$dir/s" --set cache.memory=64MiB \
+    --set "server.in_process_uids=$(id -u)" >"$dir/ready" 2>"$dir/log" &
 daemon=$!
 for _ in $(seq 100); do
     grep -q 'attnd ready' "$dir/ready" && break
     sleep 0.1
 done
-for program in with_pc with_pc_static cmake/shared cmake/static; do
+for program in with_pc with_pc_static cmake/shared cmake/static example attn_with_pc cmake/attn; do
     "$dir/$program" "ipc://$dir/s"
 done
 kill "$daemon"
