@@ -31,13 +31,15 @@ static const char usage[] =
     "  sessions             connected clients\n"
     "  drain [MS]           refuse new work, give running work MS, then stop\n"
     "  config get [KEY]     one value of the configuration, or all\n"
-    "  config set KEY VALUE change a value until the next start\n"
+    "  config set KEY VALUE change a value until the daemon's worker starts again, after a crash "
+    "too\n"
     "  ping                 is the daemon ready?\n"
     "\n"
     "  -s, --socket   the daemon's socket ($ATTND_SOCKET, else ipc:///run/attnd/attnd.sock)\n"
     "  -a, --admin    its administration socket (else the socket's path with .admin appended)\n"
     "  -j, --json     print the daemon's reply as it is\n"
     "  -t, --timeout  of connecting and of the reply, in ms (5000)\n"
+    "  -h, --help, --version\n"
     "\n"
     "exit status: 0 ok, 1 error, 2 usage, 3 the daemon is not ready, 4 no connection\n";
 
@@ -154,12 +156,25 @@ static const ctl_command *find_command(ctl *c) {
     return NULL;
 }
 
+static int no_command(const ctl *c) {
+    if (c->num_args == 0) {
+        return usage_error("which command?", "");
+    }
+    if (strcmp(c->args[0], "config") == 0) {
+        return usage_error("config get or config set?", "");
+    }
+    return usage_error("no such command: ", c->args[0]);
+}
+
 // parse returns 0, or the exit status.
 static int parse(ctl *c, int argc, char **argv) {
-    static const struct option options[] = {
-        {"socket", required_argument, NULL, 's'}, {"admin", required_argument, NULL, 'a'},
-        {"json", no_argument, NULL, 'j'},         {"timeout", required_argument, NULL, 't'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"socket", required_argument, NULL, 's'},
+                                            {"admin", required_argument, NULL, 'a'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"timeout", required_argument, NULL, 't'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {"version", no_argument, NULL, 'v'},
+                                            {NULL, 0, NULL, 0}};
     const char *socket = NULL, *admin = NULL;
     int opt;
     opterr = 0;
@@ -182,8 +197,13 @@ static int parse(ctl *c, int argc, char **argv) {
         case 'h':
             fputs(usage, stdout);
             exit(EXIT_SUCCESS);
+        case 'v':
+            puts("attnctl " ATTND_VERSION);
+            exit(EXIT_SUCCESS);
         default:
-            return usage_error("unknown, or its value is missing: ", argv[optind - 1]);
+            return usage_error(
+                "unknown, or its value is missing; -- goes before a value with a -: ",
+                argv[optind - 1]);
         }
     }
     if (!set_urls(c, socket, admin)) {
@@ -193,8 +213,7 @@ static int parse(ctl *c, int argc, char **argv) {
     c->num_args = argc - optind;
     c->command = find_command(c);
     if (!c->command) {
-        return c->num_args > 0 ? usage_error("no such command: ", c->args[0])
-                               : usage_error("which command?", "");
+        return no_command(c);
     }
     if (c->num_args < c->command->min_args || c->num_args > c->command->max_args) {
         return usage_error("wrong number of arguments: ", c->command->words);

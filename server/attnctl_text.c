@@ -46,9 +46,13 @@ static text_buf printable(const char *s) {
     return buf;
 }
 
-static text_buf text(const cJSON *o, const char *key) {
+static bool has_text(const cJSON *o, const char *key) {
     const cJSON *item = child(o, key);
-    return printable(cJSON_IsString(item) && item->valuestring[0] ? item->valuestring : "-");
+    return cJSON_IsString(item) && item->valuestring[0];
+}
+
+static text_buf text(const cJSON *o, const char *key) {
+    return printable(has_text(o, key) ? child(o, key)->valuestring : "-");
 }
 
 // bytes writes 1536 as "1.5 KiB".
@@ -87,9 +91,9 @@ static void print_blocks(const cJSON *o, FILE *out) {
 }
 
 static void print_device(const cJSON *device, FILE *out) {
-    text_buf name = text(device, "name");
-    fprintf(out, "device     %s%s%s, %s kernels\n", text(device, "device").s, name.s[0] ? ", " : "",
-            name.s, text(device, "kernels").s);
+    fprintf(out, "device     %s%s%s, %s kernels\n", text(device, "device").s,
+            has_text(device, "name") ? ", " : "",
+            has_text(device, "name") ? text(device, "name").s : "", text(device, "kernels").s);
 }
 
 static void print_cache(const cJSON *doc, FILE *out) {
@@ -142,7 +146,7 @@ static void print_tiers(const cJSON *tiers, FILE *out) {
     cJSON_ArrayForEach(store, stores) {
         fprintf(out, "  %s: %s, %s in use%s%s\n", text(store, "kind").s,
                 bytes(number(store, "bytes")).s, bytes(number(store, "in_use_bytes")).s,
-                yes(store, "off") ? "; off: " : "", text(store, "why").s);
+                yes(store, "off") ? "; off: " : "", yes(store, "off") ? text(store, "why").s : "");
     }
     if (number(tiers, "off") > 0) {
         fprintf(out, "WARNING    %" PRIu64 " tiers are off\n", whole(tiers, "off"));

@@ -15,9 +15,9 @@ static const bench_cmd commands[] = {
 enum { NUM_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
 static void usage(FILE *out) {
-    fprintf(
-        out,
-        "usage: attn-bench COMMAND [FLAGS]      (attn-bench COMMAND --help lists the flags)\n\n");
+    fprintf(out,
+            "usage: attn-bench COMMAND [FLAGS]      (attn-bench COMMAND --help lists the flags)\n"
+            "       attn-bench --help | --version\n\n");
     for (int i = 0; i < NUM_COMMANDS; i++) {
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
     }

@@ -87,6 +87,16 @@ static size_t serve_nobody(proto_view request, const proto_header *h, uint8_t *r
     return FAKE_SILENT;
 }
 
+static size_t serve_plain_stats(proto_view request, const proto_header *h, uint8_t *reply) {
+    (void)request;
+    return fake_json(reply, h,
+                     "{\"device\":{\"device\":\"cpu\",\"name\":\"\",\"kernels\":\"fast\"},"
+                     "\"tiers\":{\"off\":1,\"stores\":["
+                     "{\"kind\":\"memory\",\"bytes\":2048,\"in_use_bytes\":0,\"off\":false,"
+                     "\"why\":\"\"},{\"kind\":\"file\",\"bytes\":4096,\"in_use_bytes\":1,"
+                     "\"off\":true,\"why\":\"it broke\"}]}}");
+}
+
 static void teardown(void) {
     if (clients) {
         fake_daemon_stop(clients);
@@ -148,6 +158,15 @@ START_TEST(status_is_a_screen_of_text) {
 }
 END_TEST
 
+START_TEST(status_prints_no_name_and_no_reason_where_there_is_none) {
+    clients = fake_daemon_start(serve_plain_stats, 0);
+    ck_assert_int_eq(run("status"), 0);
+    has("device     cpu, fast kernels\n");
+    has("  memory: 2.0 KiB, 0 B in use\n");
+    has("  file: 4.0 KiB, 1 B in use; off: it broke\n");
+}
+END_TEST
+
 START_TEST(json_is_the_reply_as_it_is) {
     both();
     ck_assert_int_eq(run("--json status"), 0);
@@ -191,6 +210,8 @@ START_TEST(usage_errors_exit_with_two) {
                                  "nothing",
                                  "status now",
                                  "config",
+                                 "config frob",
+                                 "config set a -1",
                                  "config set a",
                                  "drain soon",
                                  "drain -- -5",
@@ -210,12 +231,19 @@ START_TEST(usage_errors_exit_with_two) {
     ck_assert_int_eq(run("--help"), 0);
     has("usage: attnctl");
     has("exit status: 0 ok");
+    ck_assert_int_eq(run("--version"), 0);
+    ck_assert_int_eq(strncmp(output, "attnctl ", 8), 0);
+    run("config frob");
+    has("config get or config set?");
+    run("config set a -1");
+    has("-- goes before a value with a -: -1");
 }
 END_TEST
 
 START_TEST(no_daemon_exits_with_four) {
     ck_assert_int_eq(run("-s /nowhere/at.all ping"), 4);
     ck_assert_int_eq(run("-s ipc:///nowhere/at.all status"), 4);
+    has("ipc:///nowhere/at.all: no such socket");
     ck_assert_int_eq(run("-s /nowhere/at.all drain"), 4);
     has("/nowhere/at.all.admin"); // the administration socket is beside the main one
     ck_assert_int_eq(run("-s /nowhere/at.all.admin drain"), 4);
@@ -284,6 +312,7 @@ static Suite *suite(void) {
     tcase_set_timeout(t, 60);
     tcase_add_checked_fixture(t, NULL, teardown);
     tcase_add_test(t, status_is_a_screen_of_text);
+    tcase_add_test(t, status_prints_no_name_and_no_reason_where_there_is_none);
     tcase_add_test(t, json_is_the_reply_as_it_is);
     tcase_add_test(t, lists_are_tables);
     tcase_add_test(t, arguments_become_json);
