@@ -43,7 +43,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (args.mode == SRV_ARGS_CHECK_CONFIG) {
-        printf("attnd: the configuration is good\n");
+        printf("attnd: %s\n", args.config ? "the configuration is good"
+                                          : "the flags are good; no --config, so no file was read");
         return 0;
     }
     srv_log_init();

@@ -11,7 +11,7 @@ const char *srv_args_usage(void) {
            "  --config FILE      INI file, see deploy/attnd.conf\n"
            "  --set KEY=VALUE    one key of the file, such as cache.memory=4GiB; over the file\n"
            "  --no-keeper        serve in this process: the cache then does not outlive it\n"
-           "  --check-config     read file and flags, say all that is wrong, and exit\n"
+           "  --check-config     read --config's file and flags, say what is wrong, and exit\n"
            "  --dump-config      write the configuration as a file, and exit\n"
            "  --help, --version\n";
 }

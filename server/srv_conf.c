@@ -25,6 +25,13 @@ static const unit *units_of(srv_conf_type type) {
     return type == SRV_CONF_SIZE ? size_units : type == SRV_CONF_TIME ? time_units : no_units;
 }
 
+static const char *what_it_is(srv_conf_type type) {
+    return type == SRV_CONF_SIZE   ? "a whole number, of GiB, MiB, KiB or B"
+           : type == SRV_CONF_TIME ? "a whole number, of s or ms"
+           : type == SRV_CONF_MODE ? "an octal number"
+                                   : "a whole number";
+}
+
 // print_number writes a number in the largest unit that divides it.
 static void print_number(const srv_conf_key *key, uint64_t value, char *out, size_t bytes) {
     if (key->type == SRV_CONF_MODE) {
@@ -43,17 +50,13 @@ static attnd_err parse_number(const srv_conf_key *key, const char *name, const c
     char *end = NULL;
     errno = 0;
     uint64_t value = strtoull(text, &end, key->type == SRV_CONF_MODE ? 8 : 10);
-    if (!isdigit((unsigned char)text[0]) || (errno && errno != ERANGE)) {
-        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is not a number", name,
-                          text);
-    }
     const unit *u = units_of(key->type);
     while (u->name && strcmp(u->name, end) != 0) {
         u++;
     }
-    if (!u->name) {
-        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" has an unknown unit", name,
-                          text);
+    if (!isdigit((unsigned char)text[0]) || (errno && errno != ERANGE) || !u->name) {
+        return attnd_fail(info, ATTND_EINVAL, key->name, "%s: \"%.64s\" is not %s", name, text,
+                          what_it_is(key->type));
     }
     if (errno || __builtin_mul_overflow(value, u->factor, &value) || value < key->min ||
         value > key->max) {

@@ -460,7 +460,7 @@ START_TEST(sighup_reads_the_file_again) {
     while (!e2e_log_has(&d, "nothing was reloaded")) {
         e2e_sleep_ms(5);
     }
-    ck_assert(e2e_log_has(&d, "conf:2: cache.memory: \"lots\" is not a number"));
+    ck_assert(e2e_log_has(&d, "conf:2: cache.memory: \"lots\" is not a whole number"));
     text = e2e_json(&admin, PROTO_STATS, "");
     ck_assert_ptr_nonnull(
         strstr(text, "{\"name\":\"a\",\"blocks\":0,\"cached_blocks\":0,\"quota_blocks\":4"));

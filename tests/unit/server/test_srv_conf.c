@@ -116,6 +116,21 @@ START_TEST(bad_values_are_refused_and_change_nothing) {
 }
 END_TEST
 
+START_TEST(a_number_that_is_none_is_told_what_it_may_be) {
+    static const char *const bad[][3] = {
+        {"cache.memory", "4GB", "\"4GB\" is not a whole number, of GiB, MiB, KiB or B"},
+        {"cache.memory", "1.5GiB", "\"1.5GiB\" is not a whole number, of GiB"},
+        {"server.drain_timeout", "5min", "\"5min\" is not a whole number, of s or ms"},
+        {"server.socket_mode", "999", "\"999\" is not an octal number"},
+        {"server.spin_us", "x", "\"x\" is not a whole number"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        ATTND_CK_ERR(srv_conf_set(&conf, bad[i][0], bad[i][1], &info), ATTND_EINVAL);
+        ck_text(bad[i][2]);
+    }
+}
+END_TEST
+
 static attnd_err device(const char *value, int32_t *ordinal) {
     ATTND_CK_OK(srv_conf_set(&conf, "compute.device", value, &info));
     return srv_conf_device(&conf, ordinal, &info);
@@ -647,6 +662,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, defaults_are_the_tables);
     tcase_add_test(tc, sizes_times_and_modes_have_units);
     tcase_add_test(tc, bad_values_are_refused_and_change_nothing);
+    tcase_add_test(tc, a_number_that_is_none_is_told_what_it_may_be);
     tcase_add_test(tc, a_device_is_the_cpu_or_a_numbered_gpu);
     tcase_add_test(tc, limits_themselves_are_allowed);
     tcase_add_test(tc, an_unknown_key_names_the_nearest);
