@@ -7,10 +7,12 @@
 //
 // A slot has a REQ context and two aios: one without a callback, so that the thread which waits is
 // woken by NNG's own, and for async requests one whose callback counts the event.
+#include <errno.h>
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/req.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/client/client_conn.h"
 #include "proto/client/client_nng_repair.h"
@@ -291,6 +293,15 @@ static int dial(nng_conn *conn, const char *url, int32_t timeout_ms) {
     return rv && w.expired ? NNG_ETIMEDOUT : rv;
 }
 
+// dial_fail: a socket that is not there is "connection refused" to NNG.
+static attnd_err dial_fail(int rv, const char *url, attnd_errinfo *info) {
+    bool local = strncmp(url, "ipc://", 6) == 0;
+    if (rv == NNG_ECONNREFUSED && local && access(url + 6, F_OK) != 0 && errno == ENOENT) {
+        return attnd_fail(info, ATTND_ECONN, "", "%s: no such socket", url);
+    }
+    return nng_fail(rv, url, info);
+}
+
 static const client_conn_ops nng_ops = {
     alloc, msg_free, NULL, prepare, send_msg, ready, wait_reply, await, lose, free_conn,
 };
@@ -312,7 +323,7 @@ attnd_err client_nng_open(client_conn **out, const char *url, int32_t timeout_ms
     client_cond_init(&conn->event_cond);
     if ((rv = set_options(conn)) || (rv = dial(conn, url, timeout_ms))) {
         client_conn_close(&conn->base);
-        return nng_fail(rv, url, info);
+        return dial_fail(rv, url, info);
     }
     *out = &conn->base;
     return ATTND_OK;

@@ -14,7 +14,7 @@ static float out[TOKENS][HEADS][DIM];
 
 static void check(attnd_err err, const attnd_errinfo *info) {
     if (err) {
-        fprintf(stderr, "%s: %s %s\n", attnd_errname(err), info->field, info->text);
+        fprintf(stderr, "%s: %s\n", attnd_errname(err), info->text);
         exit(1);
     }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """First requests to attnd: a prompt, then three tokens, through two layers; each output is checked.
-Usage: pip install proto/python; example.py ipc:///run/attnd/attnd.sock"""
+Usage: pip install proto/python; example.py [URL]"""
 
 import sys
 
@@ -23,7 +23,7 @@ def random(*shape):
     return np.random.standard_normal(shape).astype(np.float32)
 
 
-with attnd.connect(sys.argv[1]) as client:
+with attnd.connect(sys.argv[1] if len(sys.argv) > 1 else "ipc:///run/attnd/attnd.sock") as client:
     model = client.open_model("example", layers=LAYERS, q_heads=HEADS, kv_heads=KV_HEADS,
                               head_dim=DIM, dtype="f32")
     seq = model.sequence()

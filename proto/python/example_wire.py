@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """First requests to attnd with no library of ours: a prefill, three decodes, each output checked.
-Usage: pip install pynng; example_wire.py ipc:///run/attnd/attnd.sock
+Usage: pip install pynng; example_wire.py [URL]
 Message layouts are those of proto/proto_wire.h: little-endian, offsets from the message's start."""
 import itertools, json, math, random, struct, sys
 from array import array
@@ -38,7 +38,7 @@ def reference(q_row, keys, values):  # softmax(q k / sqrt(DIM)) v; HEADS / KV_HE
         p = [math.exp(sum(a * b for a, b in zip(q, k[at:])) / math.sqrt(DIM)) for k in keys]
         yield from (sum(w * v[at + d] for w, v in zip(p, values)) / sum(p) for d in range(DIM))
 
-sock.dial(sys.argv[1], block=True)
+sock.dial(sys.argv[1] if len(sys.argv) > 1 else "ipc:///run/attnd/attnd.sock", block=True)
 hello = json.loads(call(HELLO, json.dumps({"client": "example_wire.py"}).encode())[32:])
 spec = {"name": "example-wire", "digest": "00" * 32, "dtype": "f32", "layers": 1, "q_heads": HEADS,
         "kv_heads": KV_HEADS, "head_dim": DIM}

@@ -244,6 +244,12 @@ def test_bad_connects(daemon: Any, what: str) -> None:
     assert (e.value.code, e.value.field) == (code, field)
 
 
+def test_a_block_mask_of_another_type_is_refused(step: attnd.Step) -> None:
+    bad: Any = (16, [[0]])
+    with pytest.raises(TypeError, match="^block_mask: tuple is no attnd.BlockMask"):
+        step.attend(0, q, k, v, block_mask=bad)
+
+
 def test_a_ring_needs_a_local_url() -> None:
     with pytest.raises(attnd.Error) as e:
         attnd.connect("tcp://127.0.0.1:1", transport="ring")
@@ -253,6 +259,8 @@ def test_a_ring_needs_a_local_url() -> None:
 def test_errors_are_python_errors_and_travel() -> None:
     error = attnd.ConnectionError(attnd.ErrorCode.ECONN, "url", "nobody", 3)
     assert isinstance(error, ConnectionError) and str(error) == "ECONN: url: nobody"
+    told = attnd.InvalidError(attnd.ErrorCode.EINVAL, "head_dim", "head_dim: not a whole number")
+    assert str(told) == "EINVAL: head_dim: not a whole number"
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.code, copy.field, copy.text, copy.detail) == (
         attnd.ConnectionError,

@@ -60,6 +60,7 @@ def test_without_a_gpu_there_is_no_service_mode(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("options, field", [
+    ({"engine": "foo"}, "engine"),
     ({"mode": "service"}, "mode"),
     ({"mode": "service", "engine": "cpu"}, "mode"),
     ({"mode": "client", "engine": "cuda"}, "mode"),
@@ -77,3 +78,9 @@ def test_an_engine_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(attnd.Error) as e:
         attnd.connect("ipc:///nonexistent/s", engine="cpu")
     assert e.value.code == attnd.ErrorCode.ENOTSUP and e.value.field == "engine"
+
+
+def test_an_engine_without_cuda_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTND_ENGINES", "libc.so.6")
+    with pytest.raises(attnd.Error, match="libc.so.6 was built without CUDA"):
+        attnd.connect("ipc:///nonexistent/s", engine="cuda")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ._step import Step, StepSeq
 
 
+ENGINES = ("cpu", "cuda")
 MODES = ("in-process", "service")  # of an engine
 
 
@@ -156,6 +157,9 @@ class Client:
         mode: str = "in-process",
         region_bytes: int = 0,
     ) -> None:
+        if engine not in (None, *ENGINES):
+            raise make_error(ErrorCode.EINVAL, "engine",
+                             f"{engine!r} is none of {', '.join(ENGINES)}")
         if mode not in MODES or (mode == "service" and engine != "cuda"):
             raise make_error(ErrorCode.EINVAL, "mode",
                              f"{mode!r} is no mode of engine {engine!r}")

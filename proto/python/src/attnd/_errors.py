@@ -45,7 +45,8 @@ class Error(Exception):
         self.text = text
         self.detail = detail
         name = self.code.name if isinstance(self.code, ErrorCode) else f"error {code}"
-        super().__init__(f"{name}: {field}: {text}" if field else f"{name}: {text}")
+        told = not field or text.startswith((f"{field}:", f"{field} "))
+        super().__init__(f"{name}: {text}" if told else f"{name}: {field}: {text}")
 
     def __reduce__(self) -> Tuple[Type[Error], Tuple[int, str, str, int]]:
         return type(self), (int(self.code), self.field, self.text, self.detail)

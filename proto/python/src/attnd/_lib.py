@@ -279,9 +279,13 @@ def engine(name: str) -> int:
     own = str(beside) if beside.exists() else "libattn.so.0"
     try:
         library = ctypes.CDLL(os.environ.get("ATTND_ENGINES") or own)
-        make = getattr(library, "attn_engine_" + name)
-    except (OSError, AttributeError) as e:
+    except OSError as e:
         raise make_error(ErrorCode.ENOTSUP, "engine", f"{e}; $ATTND_ENGINES may name libattn.so") \
+            from e
+    try:
+        make = getattr(library, "attn_engine_" + name)
+    except AttributeError as e:
+        raise make_error(ErrorCode.ENOTSUP, "engine", f"{library._name} was built without CUDA") \
             from e
     make.argtypes = []
     make.restype = c_void_p

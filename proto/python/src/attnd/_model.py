@@ -144,7 +144,8 @@ class Model:
         return opts
 
     def close(self) -> None:
-        """Closes the model; its sequences must have been freed."""
+        """Closes the model.  Its sequences stay until they are freed, but cannot be attended
+        unless it is opened again."""
         self.client.call_in(self.epoch, _lib.lib.attnd_model_close, self.id)
 
     def __enter__(self) -> Model:

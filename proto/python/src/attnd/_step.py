@@ -185,6 +185,8 @@ def _arrays(model: Model, rows: int, new_rows: int, given: Given) -> _Arrays:
 def _mask(mask: Optional[BlockMask], keep: List[Any]) -> Optional[_lib.BlockMaskArgs]:
     if mask is None:
         return None
+    if not isinstance(mask, BlockMask):
+        raise TypeError(f"block_mask: {type(mask).__name__} is no attnd.BlockMask")
     lists = mask.kv_blocks
     ends = np.cumsum([0] + [len(blocks) for blocks in lists])
     start = integers("block_mask", ends, np.uint32, len(lists) + 1)
