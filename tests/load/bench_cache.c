@@ -11,8 +11,9 @@
 #include "tests/load/bench_kernels.h"
 #include "tests/load/bench_opts.h"
 #include "tests/load/bench_replay.h"
+#include "tests/load/bench_replay_prompts.h"
 
-enum { MAX_CELLS = 8 };
+enum { MAX_CELLS = 8, MAX_BLOCKS = INT32_MAX / 2 };
 
 static const double default_shares[] = {1, 5, 10, 20, 50}; // % of the different full blocks
 
@@ -24,6 +25,8 @@ typedef struct cell {
 
 typedef struct cache_opts {
     const char *trace, *blocks, *policy, *json;
+    double size; // what --blocks says, 0 = nothing
+    bool is_share;
     bool help;
 } cache_opts;
 
@@ -57,12 +60,31 @@ static attnd_err fill_cell(const bench_replay *r, const table *t, cell *c, attnd
     return err;
 }
 
-// set_sizes takes --blocks, a number or a percentage, or the default shares, of which those that
-// the longest prompt would not fit are made to.
-static attnd_err set_sizes(table *t, attnd_errinfo *info) {
-    const char *text = t->opts->blocks;
-    double unique = t->info.unique_blocks;
+// read_blocks takes --blocks, a number or a percentage.
+static attnd_err read_blocks(cache_opts *o, attnd_errinfo *info) {
+    const char *text = o->blocks;
     if (!text) {
+        return ATTND_OK;
+    }
+    char *end;
+    errno = 0;
+    o->size = strtod(text, &end);
+    o->is_share = *end == '%';
+    if (end == text || errno || end[o->is_share] || !(o->size > 0 && o->size <= MAX_BLOCKS) ||
+        (!o->is_share && o->size != (double)(uint32_t)o->size)) {
+        return attnd_fail(info, ATTND_EINVAL, "blocks",
+                          "--blocks: \"%.40s\" is neither a number of blocks nor a percentage",
+                          text);
+    }
+    return ATTND_OK;
+}
+
+// set_sizes takes what --blocks says, or the default shares, of which those that the longest prompt
+// would not fit are made to.
+static attnd_err set_sizes(table *t, const bench_replay *r, attnd_errinfo *info) {
+    const cache_opts *o = t->opts;
+    double unique = t->info.unique_blocks;
+    if (!o->blocks) {
         t->num = sizeof(default_shares) / sizeof(default_shares[0]);
         for (uint32_t i = 0; i < t->num; i++) {
             uint32_t blocks = (uint32_t)(default_shares[i] * unique / 100);
@@ -70,20 +92,10 @@ static attnd_err set_sizes(table *t, attnd_errinfo *info) {
         }
         return ATTND_OK;
     }
-    char *end;
-    errno = 0;
-    double number = strtod(text, &end);
-    bool is_share = *end == '%';
-    double blocks = is_share ? number * unique / 100 : number;
-    if (end == text || errno || end[is_share] || !(blocks >= 1 && blocks <= INT32_MAX / 2) ||
-        (!is_share && number != (double)(uint32_t)number)) {
-        return attnd_fail(info, ATTND_EINVAL, "blocks",
-                          "--blocks: \"%.40s\" is neither a number of blocks nor a percentage",
-                          text);
-    }
+    double blocks = o->is_share ? o->size * unique / 100 : o->size;
     t->num = 1;
-    t->cells[0].blocks = (uint32_t)blocks;
-    return ATTND_OK;
+    t->cells[0].blocks = blocks < MAX_BLOCKS ? (uint32_t)blocks : MAX_BLOCKS;
+    return bench_replay_check(r, t->cells[0].blocks, info);
 }
 
 static void print_head(const table *t) {
@@ -159,7 +171,7 @@ static attnd_err fill_table(table *t, attnd_errinfo *info) {
     if (!err) {
         t->info = bench_replay_get_info(replay);
         t->unbounded = (double)t->info.unbounded_hits / (double)t->info.input_tokens;
-        err = set_sizes(t, info);
+        err = set_sizes(t, replay, info);
     }
     if (!err) {
         print_head(t);
@@ -197,6 +209,7 @@ int bench_cache(int argc, char **argv) {
     if (!err && !o.help && !o.trace) {
         err = attnd_fail(&info, ATTND_EINVAL, "trace", "--trace FILE is needed");
     }
+    err = err ? err : read_blocks(&o, &info);
     if (bench_opts_ended(opts, "cache", o.help, err, &info, &status)) {
         return status;
     }

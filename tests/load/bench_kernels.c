@@ -143,14 +143,14 @@ static void set_timing(bench_kernels_report *r, const kernels_opts *o,
 
 // execute opens everything, runs, and closes.
 static int execute(const kernels_opts *o, const bench_backend_ops *ops, const char *command) {
-    attnd_errinfo info = {0};
+    attnd_errinfo info = {0}, why = {0};
     bench_backend *b = NULL;
     bench_backend_opts opts = {.kernel = o->kernel, .threads = o->threads, .peer = o->peer};
     // A case that is written out is a group of its own.
     bench_case whole;
     const char *const one[] = {o->pattern, NULL};
     const char *const *const alone[] = {one, NULL};
-    bool is_whole = o->pattern && bench_case_parse(&whole, o->pattern, &info) == ATTND_OK;
+    bool is_whole = o->pattern && bench_case_parse(&whole, o->pattern, &why) == ATTND_OK;
     const char *const *const *groups = is_whole ? alone : ops->groups;
     const char *pattern = is_whole ? NULL : o->pattern;
     if (ops->open(&b, &opts, &info) != ATTND_OK) {
@@ -165,7 +165,8 @@ static int execute(const kernels_opts *o, const bench_backend_ops *ops, const ch
     visit(ops, NULL, NULL, groups, pattern, &r.timing, &bytes, &info);
     int status = BENCH_EXIT_USAGE;
     if (bytes == 0) {
-        fprintf(stderr, "attn-bench kernels: no case is meant by \"%s\"\n", o->pattern);
+        fprintf(stderr, "attn-bench kernels: no case is meant by \"%s\", nor is it one: %s\n",
+                o->pattern, why.text);
     } else if (bench_arena_open(&arena, bytes, true, &info) != ATTND_OK) {
         status = fail("arena", &info);
     } else {
@@ -215,8 +216,9 @@ int bench_kernels(int argc, char **argv) {
     bench_opt table[] = {
         {"backend", BENCH_OPT_TEXT, &o.backend, "NAME", "cpu (the default) or cuda", 0, 0, false},
         {"case", BENCH_OPT_TEXT, &o.pattern, "PATTERN",
-         "only cases whose name contains or, with *?[, matches it; or one written out", 0, 0,
-         false},
+         "only cases whose name contains or, with *?[, matches it; or one written out, such as "
+         "'decode bf16 32/8 kv_len 4096' or 'prefill f32 32/8 q_len 512'",
+         0, 0, false},
         {"isa", BENCH_OPT_TEXT, &o.kernel, "NAME",
          "kernels of this instruction set; cuda: bulk, portable, decode or prefill (for all rows)",
          0, 0, false},
