@@ -670,19 +670,34 @@ static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
 static void say_ready(const server *s) {
     static const char *const pages[] = {"small", "transparent huge", "huge"};
     char status[256];
-    snprintf(status, sizeof(status), "%.1f GiB of %s pages, %s%s%s, %s kernels",
-             (double)s->arena.bytes / (1 << 30), pages[s->arena.pages], s->backend->device,
-             s->backend->name[0] ? " " : "", s->backend->name, s->backend->kernels);
+    bool is_small = s->arena.bytes < 1 << 30;
+    snprintf(status, sizeof(status), "%.1f %s of %s pages, %s%s%s, %s kernels",
+             (double)s->arena.bytes / (is_small ? 1 << 20 : 1 << 30), is_small ? "MiB" : "GiB",
+             pages[s->arena.pages], s->backend->device, s->backend->name[0] ? " " : "",
+             s->backend->name, s->backend->kernels);
     attnd_log(ATTND_LOG_INFO, "server", "attnd %s serves: %s", ATTND_VERSION, status);
     srv_notify_ready(status); // first: whoever has read the line knows that the keeper knows
     printf("attnd ready: %s (administration %s)\n", s->core.conf.listen, s->urls.admin);
     fflush(stdout);
 }
 
+// warn_of_memory: the system gives memory that it does not have, and ends who uses it.
+static void warn_of_memory(const srv_conf *conf, bool is_gpu) {
+    uint64_t asked = (is_gpu ? 0 : conf->memory_bytes) + conf->tier_memory_bytes;
+    uint64_t there = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (asked > there) {
+        attnd_log(ATTND_LOG_WARN, "server",
+                  "%s: %.1f GiB, of %.1f GiB that this machine has: what fills them may be ended",
+                  is_gpu ? "tier.memory" : "cache.memory and tier.memory",
+                  (double)asked / (1 << 30), (double)there / (1 << 30));
+    }
+}
+
 static attnd_err make(server *s, const srv_conf *conf, attnd_errinfo *info) {
     int32_t ordinal = -1;
     attnd_err err = srv_conf_device(conf, &ordinal, info);
     if (!err) {
+        warn_of_memory(conf, ordinal >= 0);
         err = ordinal < 0 ? make_on_cpu(s, conf, info) : make_on_gpu(s, conf, ordinal, info);
     }
     if (!err) {

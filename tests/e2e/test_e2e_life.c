@@ -216,6 +216,22 @@ START_TEST(tcp_serves_as_ipc_does) {
 }
 END_TEST
 
+START_TEST(more_memory_than_there_is_is_warned_of) {
+    e2e_daemon d = {.dir = ""};
+    char set[64];
+    uint64_t mib = ((uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) >> 20) + 64;
+    snprintf(set, sizeof(set), "cache.memory=%lluMiB", (unsigned long long)mib);
+    e2e_start(&d, (const char *const[]){"--set", set, "--set", "cache.slab=64MiB", NULL});
+    ck_assert(e2e_log_has(&d, "WARN server cache.memory and tier.memory: "));
+    e2e_stop(&d);
+    d = (e2e_daemon){.dir = ""};
+    e2e_start(&d, (const char *const[]){"--set", "cache.memory=32MiB", NULL});
+    ck_assert(!e2e_log_has(&d, "WARN server cache.memory"));
+    ck_assert(e2e_log_has(&d, "serves: 32.0 MiB of "));
+    e2e_stop(&d);
+}
+END_TEST
+
 // ---- drain
 
 START_TEST(a_drain_refuses_new_work_and_answers_what_runs) {
@@ -611,6 +627,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, sockets_have_their_modes_and_go_at_the_end);
     tcase_add_test(tc, flags_and_files_that_are_wrong_are_refused);
     tcase_add_test(tc, tcp_serves_as_ipc_does);
+    tcase_add_test(tc, more_memory_than_there_is_is_warned_of);
     tcase_add_test(tc, a_drain_refuses_new_work_and_answers_what_runs);
     tcase_add_test(tc, a_step_that_waits_for_blocks_is_refused_by_a_drain);
     tcase_add_test(tc, a_drain_ends_at_its_timeout);
