@@ -85,6 +85,7 @@
 //     [...]}; stats has "blocks": {"total", "free", "cached", "in_use"} (sums over "classes"),
 //     "prefix_cache": {"blocks", "looked_up_tokens", "found_tokens", "evictions"}, and "scheduler"
 //     with "last": {"kernel", "why", "splits", "rows"}.
+//     A model that nobody has opened since a restart has "model", "name" and "tenant" only.
 // drain: {"timeout_ms": N}.  config_get: {"key": S} or {} for all.
 // config_set: {"key": S, "value": S}.
 #ifndef ATTND_PROTO_PROTO_WIRE_H

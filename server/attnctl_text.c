@@ -212,6 +212,11 @@ void attnctl_print_models(const cJSON *doc, FILE *out) {
             "HEADS", "HEAD_DIM", "BLOCK", "DTYPE");
     const cJSON *m;
     cJSON_ArrayForEach(m, child(doc, "models")) {
+        if (!child(m, "layers")) {
+            fprintf(out, "%5" PRIu64 " %-24s %-16s not opened since a restart\n", whole(m, "model"),
+                    text(m, "name").s, text(m, "tenant").s);
+            continue;
+        }
         text_buf heads, dims, dtype;
         snprintf(heads.s, sizeof(heads.s), "%" PRIu64 "/%" PRIu64, whole(m, "q_heads"),
                  whole(m, "kv_heads"));

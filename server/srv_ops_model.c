@@ -123,11 +123,8 @@ SRV_HANDLER(model_close) {
     srv_reply_empty(rq);
 }
 
-static cJSON *describe(const srv_model *model, uint32_t idx) {
+static void describe(cJSON *o, const srv_model *model) {
     const attn_model *m = model->attn;
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "model", idx);
-    cJSON_AddStringToObject(o, "name", m->name);
     proto_json_add_hex(o, "digest", m->digest, sizeof(m->digest));
     cJSON_AddStringToObject(o, "dtype", attnd_dtype_name(m->dtype));
     cJSON_AddStringToObject(o, "kv_dtype", attnd_dtype_name(m->kv_dtype));
@@ -139,24 +136,30 @@ static cJSON *describe(const srv_model *model, uint32_t idx) {
     cJSON_AddNumberToObject(o, "block_tokens", m->block_tokens);
     cJSON_AddBoolToObject(o, "causal", m->causal);
     add_groups(o, model);
-    return o;
 }
 
+// Of a model that nobody has opened since a restart, the cache's part is all that is known.
 SRV_HANDLER(model_list) {
     (void)kept;
     cJSON *doc = cJSON_CreateObject();
     cJSON *list = cJSON_AddArrayToObject(doc, "models");
     for (uint32_t i = 0; i < core->models.max; i++) {
-        const srv_model *m = core->models.by_index[i];
-        if (m && (rq->conn->admin || m->spec.tenant == rq->session->tenant)) {
-            cJSON *o = describe(m, i);
-            char tenant[KV_NAME_BYTES];
-            uint32_t blocks, quota;
-            if (kv_tenant_get(core->kv, m->spec.tenant, tenant, &blocks, &quota) == ATTND_OK) {
-                cJSON_AddStringToObject(o, "tenant", tenant);
-            }
-            cJSON_AddItemToArray(list, o);
+        const kv_model_spec *spec = kv_model_get(core->kv, i);
+        if (!spec || !(rq->conn->admin || spec->tenant == rq->session->tenant)) {
+            continue;
         }
+        cJSON *o = cJSON_CreateObject();
+        char tenant[KV_NAME_BYTES];
+        uint32_t blocks, quota;
+        cJSON_AddNumberToObject(o, "model", i);
+        cJSON_AddStringToObject(o, "name", spec->name);
+        if (kv_tenant_get(core->kv, spec->tenant, tenant, &blocks, &quota) == ATTND_OK) {
+            cJSON_AddStringToObject(o, "tenant", tenant);
+        }
+        if (core->models.by_index[i]) {
+            describe(o, core->models.by_index[i]);
+        }
+        cJSON_AddItemToArray(list, o);
     }
     srv_reply_json(rq, doc);
 }

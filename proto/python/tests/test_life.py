@@ -70,6 +70,17 @@ def test_daemon_restarts(own_daemon: Any, transport: str, how: int) -> None:
         assert client.reconnect() is True, "nothing is lost"
 
 
+def connect_soon(url: str, transport: str) -> attnd.Client:
+    """Connects to a daemon whose next worker may yet have to start."""
+    until = time.monotonic() + 5
+    while True:
+        try:
+            return attnd.connect(url, transport=transport)
+        except attnd.ConnectionError:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
 def test_killed_worker(transport: str) -> None:
     kept_daemon = Daemon("--set", "cache.memory=64MiB", keeper=True)
     try:
@@ -84,7 +95,12 @@ def test_killed_worker(transport: str) -> None:
             with pytest.raises(attnd.ConnectionError):
                 while True:
                     client.admin("stats")
+            with connect_soon(kept_daemon.url, transport) as other:
+                (known,) = other.admin("model_list")["models"]
+                assert known == {"model": model.id, "name": "killed", "tenant": "default"}
             assert client.reconnect() is True
+            (known,) = client.admin("model_list")["models"]
+            assert known["name"] == "killed" and known["layers"] == model.layers
             assert client.session.id == session.id and client.transport == transport
             _, k, v = qkv(1, 5)
             q = normal(9, 1, 2, 8)

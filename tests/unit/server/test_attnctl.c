@@ -44,7 +44,8 @@ static const char *reply_of(uint32_t op) {
     case PROTO_MODEL_LIST:
         return "{\"models\":[{\"model\":3,\"name\":\"tiny\",\"tenant\":\"default\",\"layers\":2,"
                "\"q_heads\":4,\"kv_heads\":2,\"head_dim\":32,\"v_head_dim\":32,"
-               "\"block_tokens\":64,\"dtype\":\"f32\",\"kv_dtype\":\"f32\"}]}";
+               "\"block_tokens\":64,\"dtype\":\"f32\",\"kv_dtype\":\"f32\"},"
+               "{\"model\":4,\"name\":\"old\",\"tenant\":\"default\"}]}";
     case PROTO_SEQ_LIST:
         return "{\"sequences\":[{\"seq\":\"100000002\",\"session\":\"a\",\"tenant\":\"default\","
                "\"model\":3,\"len\":77,\"blocks\":2,\"in_step\":true,\"name\":\"chat\"}]}";
@@ -181,6 +182,7 @@ START_TEST(lists_are_tables) {
     both();
     ck_assert_int_eq(run("models"), 0);
     has("    3 tiny                     default               2       4/2    32/32    64  f32/f32");
+    has("    4 old                      default          not opened since a restart\n");
     ck_assert_int_eq(run("sequences"), 0);
     has("100000002            3 default          a                      77        2 open  chat");
     ck_assert_int_eq(run("sessions"), 0);
