@@ -146,7 +146,9 @@ attnd_err kv_model_open(kv_cache *kv, const kv_model_spec *spec, uint32_t *model
     if (is_new) {
         i = take_slot(kv);
         if (i == KV_NONE) {
-            return attnd_fail(info, ATTND_ENOSPC, NULL, "%u models are open: no more are possible",
+            return attnd_fail(info, ATTND_ENOSPC, NULL,
+                              "%u models are open or wait for clients of before a restart: "
+                              "cache.max_models allows no more",
                               kv->opts.max_models);
         }
     } else if (memcmp(&kv->models[i].spec, &fixed, sizeof(fixed)) != 0) {

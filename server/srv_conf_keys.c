@@ -73,7 +73,9 @@ const srv_conf_key srv_conf_keys[] = {
     {"cache", "max_seq_blocks", SRV_CONF_COUNT, CONF(max_seq_blocks), "8192", 1, 1u << 24, NULL,
      false, "Longest block table of a sequence in one layer group."},
     {"cache", "max_models", SRV_CONF_COUNT, CONF(max_models), "64", 1, 4096, NULL, false,
-     "Models open at once, and those of which only prefixes are cached."},
+     "Models open at once, and those of which only prefixes are cached.  After a restart those of "
+     "the run before count for server.reattach_timeout, also when their clients came back and "
+     "closed them."},
     {"cache", "prefixes", SRV_CONF_BOOL, CONF(prefixes), "on", 0, 1, NULL, false,
      "Whether full blocks of tokens whose ids clients tell are kept when nobody uses them any "
      "more, "
