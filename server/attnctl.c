@@ -31,7 +31,7 @@ static const char usage[] =
     "  sessions             connected clients\n"
     "  drain [MS]           refuse new work, give running work MS, then stop\n"
     "  config get [KEY]     one value of the configuration, or all\n"
-    "  config set KEY VALUE change a value until the worker starts again, as after a crash\n"
+    "  config set KEY VALUE change a value until the next start of attnd\n"
     "  ping                 is the daemon ready?\n"
     "\n"
     "  -s, --socket   the daemon's socket ($ATTND_SOCKET, else ipc:///run/attnd/attnd.sock)\n"

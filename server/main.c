@@ -1,7 +1,9 @@
 // attnd: command line, configuration, and then the keeper, or in its child the server.
 #include <stdio.h>
+#include <unistd.h>
 
 #include "server/srv_args.h"
+#include "server/srv_inherit.h"
 #include "server/srv_keeper.h"
 #include "server/srv_log.h"
 #include "server/srv_server.h"
@@ -23,6 +25,17 @@ static int fail_all(const srv_conf_errors *errors) {
     return EXIT_USAGE;
 }
 
+// read_conf takes what the keeper hands over, else reads flags and file.
+static attnd_err read_conf(const srv_args *args, srv_conf *conf, srv_conf_errors *errors) {
+    int fd = args->no_keeper ? srv_inherit_fd(SRV_KEEPER_CONF) : -1;
+    if (fd < 0) {
+        return srv_args_conf(args, conf, errors);
+    }
+    attnd_err err = srv_conf_take(conf, fd, errors);
+    close(fd);
+    return err;
+}
+
 int main(int argc, char **argv) {
     static srv_args args;
     static srv_conf conf;
@@ -35,7 +48,7 @@ int main(int argc, char **argv) {
         fputs(args.mode == SRV_ARGS_HELP ? srv_args_usage() : "attnd " ATTND_VERSION "\n", stdout);
         return 0;
     }
-    if (srv_args_conf(&args, &conf, &errors)) {
+    if (read_conf(&args, &conf, &errors)) {
         return fail_all(&errors);
     }
     if (args.mode == SRV_ARGS_DUMP_CONFIG) {
@@ -49,7 +62,7 @@ int main(int argc, char **argv) {
     }
     srv_log_init();
     if (!args.no_keeper) {
-        return srv_keeper_run(argc, argv, conf.restart_pause_ms);
+        return srv_keeper_run(argc, argv, &conf);
     }
     return srv_server_run(&args, &conf, &info) ? fail(&info, "", 1) : 0;
 }

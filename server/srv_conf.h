@@ -168,6 +168,11 @@ void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, 
 // srv_conf_dump writes the configuration as an INI file that reads back as itself.
 void srv_conf_dump(const srv_conf *conf, FILE *out);
 
+// srv_conf_put writes the same to a new memory file, which another process may inherit, and returns
+// its descriptor, which the caller owns; -1 with errno.  srv_conf_take reads one.
+int srv_conf_put(const srv_conf *conf);
+attnd_err srv_conf_take(srv_conf *conf, int fd, srv_conf_errors *errors);
+
 // srv_conf_admits is true when a user may be that tenant; uid UINT32_MAX = not known (tcp), which
 // only a tenant without uids admits.
 bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid);

@@ -12,6 +12,8 @@
 #include <ini.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "server/srv_conf.h"
 
@@ -308,4 +310,28 @@ static void dump_key(void *arg, const char *key, const char *value) {
 void srv_conf_dump(const srv_conf *conf, FILE *out) {
     dump d = {.out = out};
     srv_conf_each(conf, dump_key, &d);
+}
+
+int srv_conf_put(const srv_conf *conf) {
+    int fd = memfd_create("attnd config", MFD_CLOEXEC), copy = fd < 0 ? -1 : dup(fd);
+    FILE *out = copy < 0 ? NULL : fdopen(copy, "w");
+    bool good = out != NULL;
+    if (out) {
+        srv_conf_dump(conf, out);
+        good = !ferror(out);
+        good = fclose(out) == 0 && good;
+    } else if (copy >= 0) {
+        close(copy);
+    }
+    if (!good && fd >= 0) {
+        close(fd);
+    }
+    return good ? fd : -1;
+}
+
+attnd_err srv_conf_take(srv_conf *conf, int fd, srv_conf_errors *errors) {
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    srv_conf_init(conf);
+    return srv_conf_load(conf, path, errors);
 }

@@ -22,7 +22,7 @@
 #include "server/srv_notify.h"
 
 enum {
-    MAX_KEPT = 16,
+    MAX_KEPT = 17, // what systemd may store, and the configuration
     NAME_BYTES = 64,
     TEXT_BYTES = 4096, // of a message
     MAX_ARGS = 256,
@@ -51,6 +51,7 @@ typedef struct keeper {
     pid_t worker;             // 0 = none
     bool ready, was_ready;    // this worker, any worker
     bool stopping, watched;
+    bool reload;             // SIGHUP came while no worker was ready
     uint32_t failed, deaths; // in a row: starts, workers that served for less than CALM_MS
     uint64_t ready_ms, start_at_ms, max_pause_ms;
 } keeper;
@@ -122,17 +123,28 @@ static void tell_above(const keeper *k, const char *text, int fd) {
     }
 }
 
+static void on_ready(keeper *k) {
+    k->ready = k->was_ready = true;
+    k->ready_ms = attnd_clock_ms();
+    k->failed = 0;
+    if (k->reload) {
+        k->reload = false;
+        kill(k->worker, SIGHUP);
+    }
+}
+
 // take_message reads what a worker says, passes it on, and takes *fd when it is to be kept.
 static void take_message(keeper *k, const char *text, int *fd) {
     char name[NAME_BYTES] = "stored", one[8];
     value(text, "FDNAME", name, sizeof(name));
-    tell_above(k, text, *fd);
-    if (value(text, "READY", one, sizeof(one))) {
-        k->ready = k->was_ready = true;
-        k->ready_ms = attnd_clock_ms();
-        k->failed = 0;
+    bool conf = strcmp(name, SRV_KEEPER_CONF) == 0; // never without one
+    if (!conf) {
+        tell_above(k, text, *fd);
     }
-    if (value(text, "FDSTOREREMOVE", one, sizeof(one))) {
+    if (value(text, "READY", one, sizeof(one))) {
+        on_ready(k);
+    }
+    if (value(text, "FDSTOREREMOVE", one, sizeof(one)) && !conf) {
         forget(k, name);
     }
     if (value(text, "FDSTORE", one, sizeof(one)) && *fd >= 0) {
@@ -295,7 +307,9 @@ static bool on_signal(keeper *k, const struct signalfd_siginfo *info, int *statu
         return worker && waitpid(worker, &how, WNOHANG) == worker && ended(k, how, status);
     }
     k->stopping |= info->ssi_signo != SIGHUP;
-    if (k->worker && info->ssi_code != SI_KERNEL) {
+    if (info->ssi_signo == SIGHUP && !(k->worker && k->ready)) {
+        k->reload = true;
+    } else if (k->worker && info->ssi_code != SI_KERNEL) {
         kill(k->worker, (int)info->ssi_signo);
     }
     *status = 0;
@@ -331,11 +345,11 @@ static bool open_all(keeper *k) {
     return true;
 }
 
-int srv_keeper_run(int argc, char **argv, uint64_t max_pause_ms) {
+int srv_keeper_run(int argc, char **argv, const srv_conf *conf) {
     static keeper k;
     int status = 1;
     k = (keeper){.argv = argv,
-                 .max_pause_ms = max_pause_ms,
+                 .max_pause_ms = conf->restart_pause_ms,
                  .above = getenv("NOTIFY_SOCKET"),
                  .watched = srv_notify_watchdog_ms() != 0};
     if (argc > MAX_ARGS) {
@@ -343,10 +357,12 @@ int srv_keeper_run(int argc, char **argv, uint64_t max_pause_ms) {
         return 2;
     }
     inherit(&k);
-    if (!open_all(&k)) {
+    int conf_fd = srv_conf_put(conf);
+    if (conf_fd < 0 || !open_all(&k)) {
         fprintf(stderr, "attnd: the keeper cannot start: %s\n", strerror(errno));
         return 1;
     }
+    keep(&k, SRV_KEEPER_CONF, conf_fd);
     for (bool over = false; !over;) {
         uint64_t now = attnd_clock_ms();
         if (!k.worker && now >= k.start_at_ms) {

@@ -13,7 +13,12 @@
 // Both sides speak systemd's protocol, so a keeper that is restarted by systemd gets back what it
 // held from systemd's descriptor store; without systemd it lives as long as the service.
 //
-//     SIGTERM, SIGINT, SIGHUP   go to the worker; after the first two the keeper ends with it
+// A worker goes on with the configuration of the one before, whatever the file says by then: a
+// death is nobody's decision to change it, and a file with an error, or with other sizes, would
+// cost the cache.  It is not for systemd to store: a keeper that is started reads the file.
+//
+//     SIGTERM, SIGINT, SIGHUP   go to the worker; after the first two the keeper ends with it, the
+//                               third waits until there is one that is ready
 //     worker exits with 0       so does the keeper
 //     worker fails its first start    so does the keeper, with its exit status
 //     worker dies later         it is started again, at once; ever later when it keeps dying, and
@@ -22,10 +27,14 @@
 #ifndef ATTND_SERVER_SRV_KEEPER_H
 #define ATTND_SERVER_SRV_KEEPER_H
 
-#include <stdint.h>
+#include "server/srv_conf.h"
+
+// SRV_KEEPER_CONF names the descriptor of the configuration (srv_conf_put) that a worker is started
+// with, and stores when another one came into force.
+#define SRV_KEEPER_CONF "config"
 
 // srv_keeper_run runs workers with the command line argv and --no-keeper until one ends for good;
-// returns the exit status.  max_pause_ms is server.restart_pause.
-int srv_keeper_run(int argc, char **argv, uint64_t max_pause_ms);
+// returns the exit status.
+int srv_keeper_run(int argc, char **argv, const srv_conf *conf);
 
 #endif

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include <uv.h>
 
 #include "proto/clock.h"
@@ -30,6 +31,7 @@
 #include "server/srv_device.h"
 #include "server/srv_gpu.h"
 #include "server/srv_inherit.h"
+#include "server/srv_keeper.h"
 #include "server/srv_nng.h"
 #include "server/srv_notify.h"
 #include "server/srv_ops.h"
@@ -512,6 +514,15 @@ static void describe(void *ctx, cJSON *out) {
 
 // ---- configuration
 
+// hand_over gives the keeper what the next worker is to begin with.
+static void hand_over(const srv_conf *conf) {
+    int fd = srv_inherit_fd(SRV_KEEPER_CONF) < 0 ? -1 : srv_conf_put(conf);
+    if (fd >= 0) {
+        srv_notify_store(SRV_KEEPER_CONF, fd);
+        close(fd);
+    }
+}
+
 static void reconfigured(void *ctx) {
     server *s = ctx;
     const srv_conf *conf = &s->core.conf;
@@ -519,6 +530,7 @@ static void reconfigured(void *ctx) {
     srv_nng_set_send_timeout(s->clients, conf->send_timeout_ms);
     srv_nng_set_send_timeout(s->admin, conf->send_timeout_ms);
     srv_rings_set_spin(s->rings, (uint32_t)conf->spin_us);
+    hand_over(conf);
     rearm(s, attnd_clock_ms()); // hello_timeout, and quotas that waiting steps may now fit
 }
 

@@ -49,7 +49,7 @@ class Systemd:
             for fd in fds:
                 os.close(fd)
 
-    def start(self, fds=None):
+    def start(self, fds=None, flags=FLAGS):
         fds = dict(self.store if fds is None else fds)
 
         def child():
@@ -66,7 +66,7 @@ class Systemd:
         self.log = open(self.folder + "/log", "a")
         before = self.log.tell()
         self.unit = subprocess.Popen(
-            [sys.executable, "-c", code, ATTND, "--listen", f"ipc://{self.folder}/s", *FLAGS],
+            [sys.executable, "-c", code, ATTND, "--listen", f"ipc://{self.folder}/s", *flags],
             env=env, preexec_fn=child, close_fds=False, stdout=subprocess.PIPE, stderr=self.log)
         line = self.unit.stdout.readline().decode()
         assert line.startswith("attnd ready"), (line, self.whole_log())
@@ -193,13 +193,78 @@ def crash_loop(systemd):
     systemd.stop()
 
 
+def write(path, **values):
+    """Writes a configuration: keys of [server] in spin_us, of [cache] in memory."""
+    with open(path + ".new", "w") as f:
+        f.write("[server]\nspin_us = {spin_us}\n[cache]\nmemory = {memory}\nslab = 1MiB\n"
+                "[compute]\nthreads = 1\n".format(**values))
+    os.rename(path + ".new", path)
+
+
+def wait_for(what, systemd):
+    deadline = time.time() + 20
+    while not what():
+        assert time.time() < deadline, systemd.whole_log()
+        time.sleep(0.002)
+
+
+def kill_worker(systemd):
+    """Kills the worker, and returns the pid of the next."""
+    old = worker_of(systemd.unit.pid)
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: worker_of(systemd.unit.pid) not in (None, old), systemd)
+    return worker_of(systemd.unit.pid)
+
+
+def edit(systemd, conf):
+    """Edits the file beside six deaths; every worker must be the only one of its start."""
+    kept = {name: os.fstat(fd).st_ino for name, fd in systemd.store.items()}
+    write(conf, spin_us=52, memory="16MiB")
+    systemd.unit.send_signal(signal.SIGHUP)
+    wait_for(lambda: "server.spin_us = 52, was 51" in systemd.whole_log(), systemd)
+    write(conf, spin_us="x", memory="16MiB")
+    systemd.unit.send_signal(signal.SIGHUP)
+    wait_for(lambda: "nothing was reloaded" in systemd.whole_log(), systemd)
+    for i in range(6):
+        if i == 4:
+            write(conf, spin_us=53, memory="64MiB")
+        pid = kill_worker(systemd)
+        if i == 5:
+            systemd.unit.send_signal(signal.SIGHUP)
+        assert systemd.unit.stdout.readline().startswith(b"attnd ready"), systemd.whole_log()
+        assert worker_of(systemd.unit.pid) == pid, systemd.whole_log()
+    wait_for(lambda: "server.spin_us = 53, was 52" in systemd.whole_log(), systemd)
+    assert "cache.memory = 64MiB takes effect at the next start, it is 16MiB" in systemd.whole_log()
+    assert {name: os.fstat(fd).st_ino for name, fd in systemd.store.items()} == kept
+
+
+def edits(systemd):
+    """Workers die while the file is wrong, then while it has other sizes: all of them go on with
+    what was in force, and with the cache.  A SIGHUP that comes between two reaches the second."""
+    conf = systemd.folder + "/conf"
+    write(conf, spin_us=51, memory="16MiB")
+    systemd.start(fds={}, flags=["--config", conf])
+    url = f"ipc://{systemd.folder}/s"
+    want = subprocess.run([DECODER, "ring", url, "3"], capture_output=True, check=True).stdout
+    running = subprocess.Popen([DECODER, "ring", url, "3", "25"], stdout=subprocess.PIPE)
+    try:
+        edit(systemd, conf)
+        got = running.communicate(timeout=60)[0]
+    finally:
+        running.kill()
+    assert running.returncode == 0 and got == want, (running.returncode, got, want)
+    systemd.stop()
+
+
 with tempfile.TemporaryDirectory(prefix="attnd_keeper_") as where:
     unit = Systemd(where)
     try:
         restarts(unit)
         damage(unit)
         crash_loop(unit)
+        edits(unit)
     finally:
         if unit.unit.poll() is None:
             unit.unit.kill()
-print("keeper: 2 restarts under load, 8 kinds of wrong descriptors, a crash loop")
+print("keeper: 2 restarts under load, 8 kinds of wrong descriptors, a crash loop, "
+      "6 deaths beside an edited configuration")
