@@ -311,8 +311,6 @@ attnd_err attn_cpu_create(attn_cpu **out, const attn_cpu_opts *opts, attnd_errin
     if (err != ATTND_OK) {
         goto fail;
     }
-    err = attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for %u rows and %u threads", max_rows,
-                     cpu->num_threads);
     cpu->prints_plan = getenv("ATTND_PRINT_PLAN") != NULL;
     cpu->groups = calloc(MAX_GROUPS, sizeof(*cpu->groups));
     cpu->plan_storage = malloc(attn_plan_bytes(max_rows));
@@ -320,6 +318,8 @@ attnd_err attn_cpu_create(attn_cpu **out, const attn_cpu_opts *opts, attnd_errin
     cpu->threads = take_memory(cpu->num_threads * THREAD_BYTES);
     if (!cpu->groups || !cpu->plan_storage || !cpu->states || !cpu->threads ||
         attn_cpu_team_create(&cpu->team, cpu->num_threads) != ATTND_OK) {
+        err = attnd_fail(info, ATTND_ENOMEM, NULL, "no memory for %u rows and %u threads", max_rows,
+                         cpu->num_threads);
         goto fail;
     }
     attn_plan_init(&cpu->plan, cpu->plan_storage, max_rows);

@@ -44,6 +44,16 @@ START_TEST(scalar_is_always_there) {
 }
 END_TEST
 
+START_TEST(success_leaves_the_error_alone) {
+    attn_cpu *cpu = NULL;
+    attnd_errinfo info = {.code = ATTND_OK};
+    ATTND_CK_OK(attn_cpu_create(&cpu, &(attn_cpu_opts){.num_threads = 1}, &info));
+    ck_assert_int_eq(info.code, ATTND_OK);
+    ck_assert_str_eq(info.text, "");
+    attn_cpu_free(cpu);
+}
+END_TEST
+
 START_TEST(the_environment_forces_an_isa) {
     attn_cpu *cpu = NULL;
     attnd_errinfo info;
@@ -373,6 +383,7 @@ static Suite *suite(void) {
     tcase_add_test(c, defaults_are_enough);
     tcase_add_test(c, no_room_for_states_is_enough);
     tcase_add_test(c, scalar_is_always_there);
+    tcase_add_test(c, success_leaves_the_error_alone);
     tcase_add_test(c, the_environment_forces_an_isa);
     tcase_add_test(c, isas_that_the_machine_lacks_are_refused);
     tcase_add_test(c, what_is_there_can_be_asked_for);
