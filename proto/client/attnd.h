@@ -114,7 +114,8 @@ void attnd_close(attnd_client *c);
 // steps that were open are aborted, and buffers have to be made anew.  ATTND_ESTALE: there is a new
 // session, and the models, sequences, steps and buffers of the old one are lost; their handles must
 // not be used any more, since the daemon may have given the same ones out again.  So let the
-// threads of a client stop before one of them reconnects.  Other errors: still no connection.
+// threads of a client stop before one of them reconnects.  Other errors: still no connection;
+// ATTND_ETIMEDOUT also when there is one and the daemon does not answer.
 attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info);
 
 // attnd_get_limits is valid until attnd_reconnect.  attnd_get_transport never returns AUTO.

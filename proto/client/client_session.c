@@ -311,6 +311,15 @@ static bool is_lost(attnd_client *c) {
     return lost;
 }
 
+// ask finds out whether the connection was lost, which an idle one does not notice.  Any answer
+// will do, here that nothing is named that could be cancelled.
+static attnd_err ask(attnd_client *c, attnd_errinfo *info) {
+    proto_cancel nothing = {.step = 0};
+    attnd_errinfo why;
+    attnd_err err = client_call_fixed(c, PROTO_CANCEL, &nothing, sizeof(nothing), NULL, 0, &why);
+    return err == ATTND_ETIMEDOUT ? attnd_fail(info, err, why.field, "%s", why.text) : ATTND_OK;
+}
+
 static void sleep_ms(long ms) {
     nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
@@ -337,9 +346,10 @@ static attnd_err link_again(attnd_client *c, uint64_t session, const uint8_t *se
 attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
     pthread_mutex_lock(&c->reconnect_lock);
     link_made l;
-    bool again = !is_lost(c), fresh = false;
-    attnd_err err = ATTND_OK;
-    if (!again) {
+    bool fresh = false;
+    attnd_err err = is_lost(c) ? ATTND_OK : ask(c, info);
+    bool lost = is_lost(c);
+    if (lost) {
         client_engine_abandon(c);
         err = link_again(c, c->session, c->secret, &l, info);
         fresh = err == ATTND_ESTALE || (!err && c->session && l.greeting.session != c->session);
@@ -347,7 +357,7 @@ attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
             err = link_again(c, 0, c->secret, &l, info);
         }
     }
-    if (!again && !err) {
+    if (lost && !err) {
         pthread_mutex_lock(&c->lock);
         client_conn *old = adopt(c, &l);
         pthread_mutex_unlock(&c->lock);

@@ -171,6 +171,32 @@ START_TEST(killed_worker_leaves_all_that_was_committed) {
 }
 END_TEST
 
+// A client that was idle has not noticed the loss, and finds out by attnd_reconnect itself.
+START_TEST(reconnect_notices_what_an_idle_client_has_not) {
+    static float before[LAYERS * MAX_ROWS * ROW], after[LAYERS * MAX_ROWS * ROW];
+    uint64_t seq;
+    start(flags);
+    connect_over(_i);
+    open_model();
+    ATTND_CK_OK(attnd_seq_create(c, model, &seq, &info));
+    commit(append(seq, 0, 6), 6, 6);
+    look(seq, 6, before);
+    for (int kills = 0; kills < 3; kills++) {
+        pid_t old = worker_of(d.pid), now;
+        kill_worker();
+        while ((now = worker_of(d.pid)) == old || now == 0) {
+            e2e_sleep_ms(1);
+        }
+        e2e_sleep_ms(kills * 100);
+        ATTND_CK_OK(attnd_reconnect(c, &info));
+        look(seq, 6, after);
+        ck_assert_mem_eq(before, after, sizeof(before));
+    }
+    attnd_close(c);
+    e2e_stop(&d);
+}
+END_TEST
+
 START_TEST(models_are_to_be_opened_again_after_a_re_attach) {
     uint64_t seq, again;
     uint8_t secret[16];
@@ -300,6 +326,7 @@ static Suite *suite(void) {
     TCase *tc = tcase_create("survive");
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, killed_worker_leaves_all_that_was_committed, 0, 2);
+    tcase_add_loop_test(tc, reconnect_notices_what_an_idle_client_has_not, 0, 2);
     tcase_add_loop_test(tc, models_are_to_be_opened_again_after_a_re_attach, 0, 2);
     tcase_add_test(tc, repeat_of_an_answered_request_is_answered_from_the_ledger);
     tcase_add_loop_test(tc, orphans_are_freed_after_their_time_but_kept_sequences, 0, 2);
