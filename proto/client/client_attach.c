@@ -27,26 +27,31 @@ static bool again(uint64_t until_ms) {
     return errno == EINTR && attnd_clock_ms() < until_ms;
 }
 
-static bool connect_fd(int fd, const struct sockaddr_un *addr, int32_t timeout_ms) {
-    uint64_t until_ms = attnd_clock_ms() + (uint64_t)timeout_ms;
+// limit bounds the next call on a socket, which waits 1 ms at least: 0 would be for ever.
+static bool limit(int fd, int option, uint64_t until_ms) {
+    uint64_t now_ms = attnd_clock_ms(), ms = until_ms > now_ms ? until_ms - now_ms : 1;
+    struct timeval left = {(time_t)(ms / 1000), (suseconds_t)(ms % 1000 * 1000)};
+    return setsockopt(fd, SOL_SOCKET, option, &left, sizeof(left)) == 0;
+}
+
+static bool connect_fd(int fd, const struct sockaddr_un *addr, uint64_t until_ms) {
     int rv;
     do {
-        rv = connect(fd, (const struct sockaddr *)addr, sizeof(*addr));
+        rv = limit(fd, SO_SNDTIMEO, until_ms)
+                 ? connect(fd, (const struct sockaddr *)addr, sizeof(*addr))
+                 : -1;
     } while (rv != 0 && again(until_ms));
     return rv == 0;
 }
 
-static attnd_err connect_to(int *out, const char *path, int32_t timeout_ms, attnd_errinfo *info) {
+static attnd_err connect_to(int *out, const char *path, uint64_t until_ms, attnd_errinfo *info) {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    struct timeval limit = {timeout_ms / 1000, timeout_ms % 1000 * 1000};
     if (strlen(path) >= sizeof(addr.sun_path)) {
         return attnd_fail(info, ATTND_EINVAL, "url", "the attach socket's path is too long");
     }
     strcpy(addr.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) != 0 ||
-        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0 ||
-        !connect_fd(fd, &addr, timeout_ms)) {
+    if (fd < 0 || !connect_fd(fd, &addr, until_ms)) {
         attnd_err err = failed(path, errno, info);
         if (fd >= 0) {
             close(fd);
@@ -88,7 +93,7 @@ static int take_fds(struct msghdr *msg, int most, int fds[MAX_FDS]) {
 
 // receive takes an answer and the descriptors with it, -1 where there is none; at most `most` may
 // come.  The caller owns them, but after an error.
-static attnd_err receive(int fd, void *reply, size_t size, int32_t timeout_ms, int most,
+static attnd_err receive(int fd, void *reply, size_t size, uint64_t until_ms, int most,
                          int fds[MAX_FDS], attnd_errinfo *info) {
     union {
         struct cmsghdr align;
@@ -99,11 +104,10 @@ static attnd_err receive(int fd, void *reply, size_t size, int32_t timeout_ms, i
                          .msg_iovlen = 1,
                          .msg_control = control.space,
                          .msg_controllen = sizeof(control)};
-    uint64_t until_ms = attnd_clock_ms() + (uint64_t)timeout_ms;
     ssize_t bytes;
     fds[0] = fds[1] = -1;
     do {
-        bytes = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+        bytes = limit(fd, SO_RCVTIMEO, until_ms) ? recvmsg(fd, &msg, MSG_CMSG_CLOEXEC) : -1;
     } while (bytes < 0 && again(until_ms));
     if (bytes < 0) {
         return failed("attach socket", errno, info);
@@ -164,9 +168,9 @@ static attnd_err refused(const proto_attach_reply *reply, const proto_attach *as
                       ask->flags & PROTO_ATTACH_REGION ? " or no region" : "", attnd_strerror(err));
 }
 
-static attnd_err receive_arena(client_attached *out, int32_t timeout_ms, attnd_errinfo *info) {
+static attnd_err receive_arena(client_attached *out, uint64_t until_ms, attnd_errinfo *info) {
     int fds[MAX_FDS];
-    attnd_err err = receive(out->fd, &out->arena, sizeof(out->arena), timeout_ms, 1, fds, info);
+    attnd_err err = receive(out->fd, &out->arena, sizeof(out->arena), until_ms, 1, fds, info);
     out->arena_fd = err ? -1 : fds[0];
     return !err && out->arena_fd < 0 ? attnd_fail(info, ATTND_EPROTO, "engine", "no arena came")
                                      : err;
@@ -174,11 +178,11 @@ static attnd_err receive_arena(client_attached *out, int32_t timeout_ms, attnd_e
 
 // receive_region: the flags are accessed by this process, so they must keep their size.
 static attnd_err receive_region(client_attached *out, const proto_region_ask *ask,
-                                int32_t timeout_ms, attnd_errinfo *info) {
+                                uint64_t until_ms, attnd_errinfo *info) {
     int fds[MAX_FDS];
     const proto_region *r = &out->region;
     struct stat st;
-    attnd_err err = receive(out->fd, &out->region, sizeof(*r), timeout_ms, 2, fds, info);
+    attnd_err err = receive(out->fd, &out->region, sizeof(*r), until_ms, 2, fds, info);
     if (err) {
         return err;
     }
@@ -211,16 +215,17 @@ static attnd_err send_ask(int fd, const proto_attach *ask, const proto_region_as
 attnd_err client_attach(client_attached *out, const char *path, const proto_attach *ask,
                         const proto_region_ask *region, int32_t timeout_ms, uint64_t *most,
                         attnd_errinfo *info) {
+    uint64_t until_ms = attnd_clock_ms() + (uint64_t)timeout_ms;
     proto_attach_reply reply = {0};
     int fds[MAX_FDS] = {-1, -1};
     *out = (client_attached){.arena_fd = -1, .region_fd = -1, .flags_fd = -1};
     *most = 0;
     attnd_err err = proto_ring_layout_make(&out->layout, ask->entries, ask->data_bytes, info);
-    if (err || (err = connect_to(&out->fd, path, timeout_ms, info))) {
+    if (err || (err = connect_to(&out->fd, path, until_ms, info))) {
         return err;
     }
     if (!(err = send_ask(out->fd, ask, region, info))) {
-        err = receive(out->fd, &reply, sizeof(reply), timeout_ms, 1, fds, info);
+        err = receive(out->fd, &reply, sizeof(reply), until_ms, 1, fds, info);
     }
     if (!err && reply.status != 0) {
         *most = reply.bytes;
@@ -230,10 +235,10 @@ attnd_err client_attach(client_attached *out, const char *path, const proto_atta
         err = map(out, fds[0], &reply, info);
     }
     if (!err && (ask->flags & PROTO_ATTACH_ARENA)) {
-        err = receive_arena(out, timeout_ms, info);
+        err = receive_arena(out, until_ms, info);
     }
     if (!err && (ask->flags & PROTO_ATTACH_REGION)) {
-        err = receive_region(out, region, timeout_ms, info);
+        err = receive_region(out, region, until_ms, info);
     }
     close_fds(fds);
     if (err) {

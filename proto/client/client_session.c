@@ -33,12 +33,19 @@ typedef struct greeting {
     char attach_socket[PATH_BYTES]; // "" = none
 } greeting;
 
-// link is a connection with a session.
+// link is a connection with a session; making it, whatever it takes, ends at until_ms.
 typedef struct link_made {
     client_conn *conn;
     attnd_transport transport;
     greeting greeting;
+    uint64_t until_ms;
 } link_made;
+
+// left_ms is the time that is left, at least 1, since 0 would mean none or for ever.
+static int32_t left_ms(const link_made *l) {
+    uint64_t now_ms = attnd_clock_ms();
+    return l->until_ms > now_ms ? (int32_t)(l->until_ms - now_ms) : 1;
+}
 
 // ---- hello
 
@@ -103,7 +110,7 @@ static attnd_err hello(const attnd_client *c, uint64_t session, const uint8_t *s
     if (!text) {
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory for hello");
     }
-    attnd_err err = client_conn_json(l->conn, PROTO_HELLO, text, c->timeout_ms, &reply, info);
+    attnd_err err = client_conn_json(l->conn, PROTO_HELLO, text, left_ms(l), &reply, info);
     cJSON_free(text);
     if (!err) {
         err = read_greeting(reply, &l->greeting, info);
@@ -129,7 +136,6 @@ static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l
                            attnd_errinfo *info) {
     uint64_t most = 0;
     client_ring_opts opts = {.path = path,
-                             .timeout_ms = c->timeout_ms,
                              .spin_us = c->spin_us,
                              .engine = c->engine,
                              .engine_threads = c->engine_threads,
@@ -138,6 +144,7 @@ static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l
     opts.region_bytes = c->region_bytes ? c->region_bytes : DEFAULT_REGION_BYTES;
     attnd_err err;
     do {
+        opts.timeout_ms = left_ms(l);
         err = client_ring_open(&l->conn, &opts, &most, info);
     } while (err == ATTND_EMSGSIZE && ask_less(c, &opts, most));
     l->transport = ATTND_TRANSPORT_RING;
@@ -161,7 +168,7 @@ static attnd_err ring_link(const attnd_client *c, const char *path, uint64_t ses
 static attnd_err nng_link(const attnd_client *c, uint64_t session, const uint8_t *secret,
                           link_made *l, attnd_errinfo *info) {
     l->transport = ATTND_TRANSPORT_NNG;
-    attnd_err err = client_nng_open(&l->conn, c->url, c->timeout_ms, info);
+    attnd_err err = client_nng_open(&l->conn, c->url, left_ms(l), info);
     if (!err && (err = hello(c, session, secret, l, info))) {
         hang_up(l);
     }
@@ -182,7 +189,7 @@ static attnd_err connect_named(const attnd_client *c, uint64_t session, const ui
     if (err || (!must && (session || !l->greeting.attach_socket[0]))) {
         return err;
     }
-    link_made ring = {0};
+    link_made ring = {.until_ms = l->until_ms};
     err = l->greeting.attach_socket[0]
               ? ring_link(c, l->greeting.attach_socket, session, secret, &ring, info)
               : attnd_fail(info, ATTND_ENOTSUP, "transport", "the daemon has no rings");
@@ -193,13 +200,13 @@ static attnd_err connect_named(const attnd_client *c, uint64_t session, const ui
     return must ? err : ATTND_OK;
 }
 
-// make_link connects and says hello; session 0 = a new one.
+// make_link connects and says hello until l->until_ms; session 0 = a new one.
 static attnd_err make_link(const attnd_client *c, uint64_t session, const uint8_t *secret,
                            link_made *l, attnd_errinfo *info) {
     static const char ipc[] = "ipc://";
     char path[PATH_BYTES];
     bool local = strncmp(c->url, ipc, sizeof(ipc) - 1) == 0;
-    *l = (link_made){0};
+    *l = (link_made){.until_ms = l->until_ms};
     if (c->transport == ATTND_TRANSPORT_NNG || (!local && c->transport == ATTND_TRANSPORT_AUTO) ||
         (session && c->now == ATTND_TRANSPORT_NNG)) {
         return nng_link(c, session, secret, l, info);
@@ -211,9 +218,9 @@ static attnd_err make_link(const attnd_client *c, uint64_t session, const uint8_
         return attnd_fail(info, ATTND_EINVAL, "url", "the URL is too long");
     }
     attnd_err err = ring_link(c, path, session, secret, l, info);
-    bool nobody = err == ATTND_ECONN;
+    bool nobody = err == ATTND_ECONN, late = attnd_clock_ms() >= l->until_ms;
     bool may_fall_back = nobody || (c->transport == ATTND_TRANSPORT_AUTO && !is_answer(err));
-    return err && may_fall_back ? connect_named(c, session, secret, l, info) : err;
+    return err && may_fall_back && !late ? connect_named(c, session, secret, l, info) : err;
 }
 
 // adopt makes a link the client's; returns the connection before.  Lock held, or nobody else there.
@@ -292,7 +299,7 @@ attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect
     if (!c) {
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory for a client");
     }
-    link_made l;
+    link_made l = {.until_ms = attnd_clock_ms() + (uint64_t)c->timeout_ms};
     if ((err = make_link(c, o.session, o.secret, &l, info))) {
         attnd_close(c);
         return err;
@@ -330,13 +337,12 @@ static bool may_come(attnd_err err) {
     return err == ATTND_ECONN || err == ATTND_ESHUTDOWN || err == ATTND_EBUSY;
 }
 
-// link_again tries until the daemon is there or the client's timeout has passed.
+// link_again tries until the daemon is there or it is l->until_ms.
 static attnd_err link_again(attnd_client *c, uint64_t session, const uint8_t *secret, link_made *l,
                             attnd_errinfo *info) {
-    uint64_t until = attnd_clock_ms() + (uint64_t)c->timeout_ms;
     attnd_err err;
     for (long ms = FIRST_RETRY_MS; (err = make_link(c, session, secret, l, info)) &&
-                                   may_come(err) && attnd_clock_ms() < until;) {
+                                   may_come(err) && attnd_clock_ms() < l->until_ms;) {
         sleep_ms(ms);
         ms = ms < RETRY_MS / 2 ? 2 * ms : RETRY_MS;
     }
@@ -345,7 +351,7 @@ static attnd_err link_again(attnd_client *c, uint64_t session, const uint8_t *se
 
 attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
     pthread_mutex_lock(&c->reconnect_lock);
-    link_made l;
+    link_made l = {.until_ms = attnd_clock_ms() + (uint64_t)c->timeout_ms};
     bool fresh = false;
     attnd_err err = is_lost(c) ? ATTND_OK : ask(c, info);
     bool lost = is_lost(c);

@@ -4,8 +4,13 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include "proto/clock.h"
 #include "proto/proto_json.h"
 #include "tests/check_main.h"
 #include "tests/unit/proto/fake_daemon.h"
@@ -69,6 +74,43 @@ START_TEST(connect_refuses_bad_arguments) {
                  ATTND_EINVAL);
     ck_assert_str_eq(info.field, "timeout_ms");
     ATTND_CK_ERR(attnd_connect(&client, "ipc:///nonexistent/s", NULL, NULL), ATTND_ECONN);
+}
+END_TEST
+
+// listen_at makes a socket that takes connections and never reads.
+static int listen_at(const char *path, int type) {
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    ck_assert_uint_lt(strlen(path), sizeof(addr.sun_path));
+    strcpy(addr.sun_path, path);
+    int fd = socket(AF_UNIX, type, 0);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&addr, sizeof(addr)), 0);
+    ck_assert_int_eq(listen(fd, 8), 0);
+    return fd;
+}
+
+// A daemon that hangs: the ring is tried, then NNG, both within the one timeout.
+START_TEST(connect_to_a_daemon_that_hangs_takes_its_timeout_once) {
+    char dir[] = "/tmp/attnd_client_XXXXXX", path[64], attach[64], url[80];
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/s", dir);
+    snprintf(attach, sizeof(attach), "%s/s.attach", dir);
+    snprintf(url, sizeof(url), "ipc://%s", path);
+    int fds[] = {listen_at(path, SOCK_STREAM), listen_at(attach, SOCK_SEQPACKET)};
+    for (attnd_transport t = ATTND_TRANSPORT_AUTO; t <= ATTND_TRANSPORT_RING; t++) {
+        attnd_connect_opts opts = {.transport = t, .timeout_ms = 1000};
+        uint64_t from_ms = attnd_clock_ms();
+        ATTND_CK_ERR(attnd_connect(&client, url, &opts, &info), ATTND_ETIMEDOUT);
+        uint64_t ms = attnd_clock_ms() - from_ms;
+        ck_assert_uint_ge(ms, 990);
+        ck_assert_uint_lt(ms, 1900);
+    }
+    for (int i = 0; i < 2; i++) {
+        close(fds[i]);
+    }
+    unlink(path);
+    unlink(attach);
+    rmdir(dir);
 }
 END_TEST
 
@@ -222,6 +264,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, connect_says_client_and_tenant);
     tcase_add_test(tc, connect_without_opts_has_defaults);
     tcase_add_test(tc, connect_refuses_bad_arguments);
+    tcase_add_test(tc, connect_to_a_daemon_that_hangs_takes_its_timeout_once);
     tcase_add_loop_test(tc, connect_refuses_a_malformed_hello, 0,
                         sizeof(bad_hellos) / sizeof(bad_hellos[0]));
     tcase_add_test(tc, connect_takes_the_largest_limits);
