@@ -92,10 +92,11 @@ static bool count_passes(sched_wait *q, const sched_waiter *w, const list_node *
     return wall;
 }
 
-// try_place returns ATTND_ENOSPC only when it may wait, else *final is true.
-static attnd_err try_place(sched_waiter *w, bool *final, attnd_errinfo *info) {
+// try_place returns ATTND_ENOSPC only when it may wait, else *final is true; w->why says why.
+static attnd_err try_place(sched_waiter *w, bool *final) {
     sched_lack lack = SCHED_LACK_FOREVER;
-    attnd_err err = w->place(w, &lack, info);
+    w->why = (attnd_errinfo){.code = ATTND_OK};
+    attnd_err err = w->place(w, &lack, &w->why);
     *final = err != ATTND_ENOSPC || lack == SCHED_LACK_FOREVER;
     w->lack = lack;
     return err;
@@ -116,10 +117,12 @@ static void take_out(sched_wait *q, sched_waiter *w) {
     q->tenants[w->tenant].waiting--;
 }
 
-static void end(sched_waiter *w, attnd_err err) {
-    attnd_errinfo info;
-    attnd_fail(&info, err, err ? "blocks" : "", "%s", attnd_strerror(err));
-    w->done(w, err, &info);
+// refuse returns err, and in *info why.
+static attnd_err refuse(const sched_waiter *w, attnd_err err, attnd_errinfo *info) {
+    if (info) {
+        *info = w->why;
+    }
+    return err;
 }
 
 attnd_err sched_wait_enter(sched_wait *q, sched_waiter *w, bool *waits, attnd_errinfo *info) {
@@ -128,19 +131,19 @@ attnd_err sched_wait_enter(sched_wait *q, sched_waiter *w, bool *waits, attnd_er
     w->passed = 0;
     w->lack = SCHED_LACK_POOL;
     if (walled_off(q, w)) {
-        attnd_fail(info, ATTND_ENOSPC, "blocks", "free blocks are saved up for an older step");
+        attnd_fail(&w->why, ATTND_ENOSPC, "blocks", "free blocks are saved up for an older step");
     } else {
         bool final;
-        attnd_err err = try_place(w, &final, info);
+        attnd_err err = try_place(w, &final);
         if (!err) {
             count_passes(q, w, &q->waiters);
         }
         if (final) {
-            return err;
+            return err ? refuse(w, err, info) : ATTND_OK;
         }
     }
     if (w->deadline_ms == 0) {
-        return ATTND_ENOSPC;
+        return refuse(w, ATTND_ENOSPC, info);
     }
     if (q->waiting >= q->opts.max_waiting ||
         q->tenants[w->tenant].waiting >= q->opts.max_tenant_waiting) {
@@ -168,8 +171,7 @@ static bool try_one(sched_wait *q, sched_waiter *w) {
         return true;
     }
     bool final;
-    attnd_errinfo info = {.code = ATTND_OK};
-    attnd_err err = try_place(w, &final, &info);
+    attnd_err err = try_place(w, &final);
     if (!final) {
         q->tenants[w->tenant].failed++;
         return true;
@@ -180,7 +182,8 @@ static bool try_one(sched_wait *q, sched_waiter *w) {
         q->cursor = &q->waiters;
         q->again = true;
     }
-    w->done(w, err, &info);
+    attnd_errinfo why = w->why; // done may be the end of w
+    w->done(w, err, &why);
     return false;
 }
 
@@ -219,8 +222,10 @@ void sched_wait_cancel(sched_wait *q, sched_waiter *w) {
         return;
     }
     bool wall = is_wall(w);
+    attnd_errinfo info;
     take_out(q, w);
-    end(w, ATTND_ECANCELED);
+    attnd_fail(&info, ATTND_ECANCELED, "blocks", "%s", attnd_strerror(ATTND_ECANCELED));
+    w->done(w, ATTND_ECANCELED, &info);
     if (wall) {
         sched_wait_retry(q);
     }
@@ -248,7 +253,8 @@ uint64_t sched_wait_expire(sched_wait *q, uint64_t now_ms) {
         if (w) {
             wall = wall || is_wall(w);
             take_out(q, w);
-            end(w, ATTND_ENOSPC);
+            attnd_errinfo why = w->why;
+            w->done(w, ATTND_ENOSPC, &why);
         } else if (wall) {
             wall = false;
             sched_wait_retry(q);

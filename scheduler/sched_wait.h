@@ -40,14 +40,15 @@ struct sched_waiter {
     // there are not enough; any other result ends the waiting with it.
     attnd_err (*place)(sched_waiter *w, sched_lack *lack, attnd_errinfo *info);
     // done is called once when a waiter that was queued waits no longer: ATTND_OK it has its
-    // blocks; ATTND_ENOSPC its deadline passed; ATTND_ECANCELED; else what place answered.  info
-    // is never NULL.
+    // blocks; ATTND_ENOSPC its deadline passed, info is the last try's; ATTND_ECANCELED; else what
+    // place answered.  info is never NULL.
     void (*done)(sched_waiter *w, attnd_err err, const attnd_errinfo *info);
     void *user;
     // private; inline so that a queue never allocates
     list_node node; // linked while it waits
     uint32_t passed;
     sched_lack lack;
+    attnd_errinfo why; // of the last try
 };
 
 typedef struct sched_wait_opts {

@@ -259,6 +259,40 @@ START_TEST(deadline_passes_with_enospc) {
 }
 END_TEST
 
+// What is told is what the last try lacked: the blocks came, and then the quota was too small.
+START_TEST(deadline_passes_with_the_reason_of_the_last_try) {
+    bool waits;
+    ATTND_CK_OK(enter_as(0, 0, 5, 10, &waits));
+    ATTND_CK_OK(enter_as(1, 1, 5, 20, &waits));
+    quota_left[1] = 4;
+    give(1);
+    ck_assert_uint_eq(sched_wait_expire(q, 20), UINT64_MAX);
+    ATTND_CK_ERR(s[0].err, ATTND_ENOSPC);
+    ck_assert_int_eq(s[0].info.code, ATTND_ENOSPC);
+    ck_assert_str_eq(s[0].info.field, "blocks");
+    ck_assert_str_eq(s[0].info.text, "no free blocks");
+    ATTND_CK_ERR(s[1].err, ATTND_ENOSPC);
+    ck_assert_str_eq(s[1].info.field, "quota");
+    ck_assert_str_eq(s[1].info.text, "over the quota");
+}
+END_TEST
+
+START_TEST(who_waits_behind_a_wall_is_told_so) {
+    bool waits;
+    pool_free = 20;
+    ATTND_CK_OK(enter_as(0, 0, 50, 1000, &waits));
+    for (int i = 1; i <= SCHED_WAIT_PASSES; i++) {
+        ck_assert(!enter(i, 1, 1));
+    }
+    ATTND_CK_OK(enter_as(17, 1, 1, 10, &waits));
+    ck_assert(waits);
+    sched_wait_expire(q, 10);
+    ATTND_CK_ERR(s[17].err, ATTND_ENOSPC);
+    ck_assert_str_eq(s[17].info.text, "free blocks are saved up for an older step");
+    ck_assert_uint_eq(s[17].tries, 0);
+}
+END_TEST
+
 START_TEST(who_stood_behind_a_wall_is_tried_when_it_goes) {
     for (int by_deadline = 0; by_deadline < 2; by_deadline++) {
         pool_free = 20;
@@ -361,6 +395,8 @@ static Suite *suite(void) {
     tcase_add_test(t, tenant_full_of_failing_tries_does_not_hide_others);
     tcase_add_test(t, full_queue_is_ebusy);
     tcase_add_test(t, deadline_passes_with_enospc);
+    tcase_add_test(t, deadline_passes_with_the_reason_of_the_last_try);
+    tcase_add_test(t, who_waits_behind_a_wall_is_told_so);
     tcase_add_test(t, who_stood_behind_a_wall_is_tried_when_it_goes);
     tcase_add_test(t, cancel_is_done_at_once_and_once);
     tcase_add_test(t, done_may_cancel_the_next_and_give_blocks_back);
