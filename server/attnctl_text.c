@@ -127,6 +127,13 @@ static void print_cache(const cJSON *doc, FILE *out) {
             whole(prefixes, "looked_up_tokens"),
             asked > 0 ? 100 * number(prefixes, "found_tokens") / asked : 0.0,
             whole(prefixes, "evictions"));
+    const cJSON *waits_for = child(doc, "waits_for");
+    if (number(waits_for, "processes") > 0) {
+        fprintf(out,
+                "WARNING    no step is opened: process %" PRIu64 " of before the restart has the "
+                "cache mapped, and must attach again or end\n",
+                whole(waits_for, "pid"));
+    }
     if (number(doc, "accounting_mismatches") > 0) {
         fprintf(out, "WARNING    the block accounting was wrong %" PRIu64 " times\n",
                 whole(doc, "accounting_mismatches"));

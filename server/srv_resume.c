@@ -12,6 +12,7 @@
 #include "proto/log.h"
 #include "server/srv_inherit.h"
 #include "server/srv_notify.h"
+#include "server/srv_process.h"
 
 static const char arena_name[] = "arena", ledger_name[] = "ledger";
 
@@ -177,7 +178,13 @@ uint64_t srv_resume_expire(srv_core *core, uint64_t now_ms) {
         srv_session_settle(s);
     }
     if (num) {
+        int32_t pid;
         attnd_log(ATTND_LOG_INFO, "resume", "%u sessions did not come back", num);
+        if (srv_processes_before(core->processes, &pid)) {
+            attnd_log(ATTND_LOG_WARN, "resume",
+                      "process %d has neither attached again nor ended: still no step is opened",
+                      (int)pid);
+        }
     }
     if (now_ms >= core->models_until_ms) {
         let_go(core);

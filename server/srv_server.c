@@ -502,6 +502,14 @@ static void add_regions(cJSON *doc, const server *s) {
     cJSON_AddNumberToObject(o, "failed", (double)info->failed);
 }
 
+// add_waits_for tells of processes for which no step is opened, and the id of one.
+static void add_waits_for(cJSON *out, const server *s) {
+    int32_t pid = 0;
+    cJSON *o = cJSON_AddObjectToObject(out, "waits_for");
+    cJSON_AddNumberToObject(o, "processes", srv_processes_before(s->processes, &pid));
+    cJSON_AddNumberToObject(o, "pid", pid);
+}
+
 static void describe(void *ctx, cJSON *out) {
     const server *s = ctx;
     cJSON *o = cJSON_AddObjectToObject(out, "transport");
@@ -509,6 +517,7 @@ static void describe(void *ctx, cJSON *out) {
     add_transport(o, "administration", s->admin);
     add_rings(o, s->rings);
     add_regions(out, s);
+    add_waits_for(out, s);
     srv_tiers_describe(s->tiers, s->core.kv, out);
 }
 

@@ -313,11 +313,26 @@ static void restart(player *p) {
     ATTND_CK_OK(attnd_seq_create(p->c, p->model, &p->seq, &info));
 }
 
-static void expect_no_step(player *p) {
+// expect_no_step wants a step to be refused, because of that process, and the status to say so.
+static void expect_no_step(player *p, pid_t pid) {
+    char who[64], *stats;
     uint64_t step = 0;
     attnd_step_seq s = {.seq = p->seq, .new_len = 1};
     attnd_step_opts opts = {.deadline_ms = 100};
     ATTND_CK_ERR(attnd_step_open(p->c, p->model, &s, 1, &opts, &step, &info), ATTND_ENOSPC);
+    snprintf(who, sizeof(who), "process %d may still write", (int)pid);
+    ck_assert_ptr_nonnull(strstr(info.text, who));
+    ATTND_CK_OK(attnd_admin(p->c, "stats", NULL, &stats, &info));
+    snprintf(who, sizeof(who), "\"pid\":%d}", (int)pid);
+    ck_assert_ptr_nonnull(strstr(stats, who));
+    attnd_free(stats);
+}
+
+static void expect_nobody_to_wait_for(player *p) {
+    char *stats;
+    ATTND_CK_OK(attnd_admin(p->c, "stats", NULL, &stats, &info));
+    ck_assert_ptr_nonnull(strstr(stats, "\"waits_for\":{\"processes\":0,\"pid\":0}"));
+    attnd_free(stats);
 }
 
 START_TEST(a_restarted_daemon_waits_for_those_who_may_still_write) {
@@ -330,7 +345,7 @@ START_TEST(a_restarted_daemon_waits_for_those_who_may_still_write) {
     pid_t pid = in_child(outlive_the_daemon);
     await_turns(1);
     restart(&p);
-    expect_no_step(&p);
+    expect_no_step(&p, pid);
     char who[64];
     snprintf(who, sizeof(who), "process %d of the run before", (int)pid);
     ck_assert(e2e_log_has(&d, who));
@@ -341,6 +356,7 @@ START_TEST(a_restarted_daemon_waits_for_those_who_may_still_write) {
     }
     s.seq = p.seq;
     open_step(&p, &s, 1); // waits up to 10 s
+    expect_nobody_to_wait_for(&p);
     if (comes_back) {
         await_turns(3);
         reap(pid);
@@ -359,14 +375,41 @@ START_TEST(a_restarted_daemon_waits_for_each_client_of_a_process) {
     pid_t pid = in_child(be_two);
     await_turns(1);
     restart(&p);
-    expect_no_step(&p);
+    expect_no_step(&p, pid);
     atomic_fetch_add(turns, 1);
     await_turns(3);
-    expect_no_step(&p);
+    expect_no_step(&p, pid);
     atomic_fetch_add(turns, 1);
     await_turns(5);
     s.seq = p.seq;
     open_step(&p, &s, 1);
+    reap(pid);
+    attnd_close(p.c);
+    e2e_stop(&d);
+}
+END_TEST
+
+// The time to attach again ends, and the process is still there.
+START_TEST(a_restarted_daemon_says_again_whom_it_waits_for) {
+    static const char *const hasty[] = {"--set", "cache.memory=16MiB",
+                                        "--set", "cache.slab=1MiB",
+                                        "--set", "server.reattach_timeout=300ms",
+                                        "--set", in_process,
+                                        NULL};
+    player p;
+    char who[80];
+    d.keeper = true;
+    e2e_start(&d, hasty);
+    atomic_store(turns, 0);
+    pid_t pid = in_child(outlive_the_daemon);
+    await_turns(1);
+    restart(&p);
+    snprintf(who, sizeof(who), "process %d has neither attached again nor ended", (int)pid);
+    for (uint64_t until = e2e_now_ms() + 10000; !e2e_log_has(&d, who);) {
+        ck_assert_uint_lt(e2e_now_ms(), until);
+        e2e_sleep_ms(20);
+    }
+    expect_no_step(&p, pid);
     reap(pid);
     attnd_close(p.c);
     e2e_stop(&d);
@@ -385,6 +428,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_late_step_ends_with_its_process);
     tcase_add_test(tc, slots_are_given_back_when_their_writer_is_back);
     tcase_add_loop_test(tc, a_restarted_daemon_waits_for_those_who_may_still_write, 0, 2);
+    tcase_add_test(tc, a_restarted_daemon_says_again_whom_it_waits_for);
     tcase_add_test(tc, a_restarted_daemon_waits_for_each_client_of_a_process);
     suite_add_tcase(s, tc);
     return s;
