@@ -208,6 +208,12 @@ def wait_for(what, systemd):
         time.sleep(0.002)
 
 
+def status(url):
+    attnctl = os.path.join(os.path.dirname(ATTND), "attnctl")
+    return subprocess.run([attnctl, "-s", url, "--json", "status"], capture_output=True,
+                          check=True).stdout.replace(b" ", b"").replace(b"\t", b"")
+
+
 def kill_worker(systemd):
     """Kills the worker, and returns the pid of the next."""
     old = worker_of(systemd.unit.pid)
@@ -248,6 +254,8 @@ def edits(systemd):
     want = subprocess.run([DECODER, "ring", url, "3"], capture_output=True, check=True).stdout
     running = subprocess.Popen([DECODER, "ring", url, "3", "25"], stdout=subprocess.PIPE)
     try:
+        wait_for(lambda: b'"sequences":1' in status(url), systemd)
+        time.sleep(0.1)  # it knows, too, that it has one
         edit(systemd, conf)
         got = running.communicate(timeout=60)[0]
     finally:
