@@ -146,6 +146,7 @@ attnd_err srv_core_apply_tenants(srv_core *core, attnd_errinfo *info) {
                                   (uint32_t)tenant->cache_priority);
         }
         if (err) {
+            core->conf.num_tenants = i; // what has no index would pass for tenant 0
             return attnd_fail(info, err, "tenant", "tenant %s cannot be made", tenant->name);
         }
         sched_tenant_share(core->sched, core->tenants[i], (uint32_t)tenant->share);

@@ -76,7 +76,8 @@ attnd_err srv_core_init(srv_core *core, const srv_conf *conf, const kv_arena *ar
 attnd_err srv_core_set_backend(srv_core *core, srv_backend *backend, attnd_errinfo *info);
 void srv_core_fini(srv_core *core);
 
-// srv_core_apply_tenants tells cache and scheduler the tenants of conf (also after a reload).
+// srv_core_apply_tenants tells cache and scheduler the tenants of conf (also after a reload). After
+// an error conf has those in front of the one that cannot be made: it is the one to start with.
 attnd_err srv_core_apply_tenants(srv_core *core, attnd_errinfo *info);
 
 // srv_core_expire ends what is past its deadline; returns when the next is due, UINT64_MAX = none.
