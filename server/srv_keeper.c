@@ -51,7 +51,9 @@ typedef struct keeper {
     pid_t worker;             // 0 = none
     bool ready, was_ready;    // this worker, any worker
     bool stopping, watched;
-    bool reload;             // SIGHUP came while no worker was ready
+    bool reload;             // SIGHUP came that is to be passed on
+    bool reloading;          // it was passed on to this worker, which has not said that it is done
+    bool reload_again;       // the worker before was given it, too, and died
     uint32_t failed, deaths; // in a row: starts, workers that served for less than CALM_MS
     uint64_t ready_ms, start_at_ms, max_pause_ms;
 } keeper;
@@ -123,14 +125,37 @@ static void tell_above(const keeper *k, const char *text, int fd) {
     }
 }
 
+// pass_reload gives the worker a SIGHUP, one at a time: what it says then is of this one.
+static void pass_reload(keeper *k) {
+    if (k->reload && k->worker && k->ready && !k->reloading) {
+        k->reload = false;
+        k->reloading = true;
+        kill(k->worker, SIGHUP);
+    }
+}
+
 static void on_ready(keeper *k) {
     k->ready = k->was_ready = true;
     k->ready_ms = attnd_clock_ms();
     k->failed = 0;
-    if (k->reload) {
-        k->reload = false;
-        kill(k->worker, SIGHUP);
+    pass_reload(k);
+}
+
+static void on_reloaded(keeper *k) {
+    k->reloading = k->reload_again = false;
+    pass_reload(k);
+}
+
+// keep_reload gives a SIGHUP that the worker died with to the next one, but not to a third: it may
+// be what they die of.
+static void keep_reload(keeper *k) {
+    if (k->reloading && k->reload_again) {
+        attnd_log(ATTND_LOG_ERROR, "keeper", "two workers ended in a reload: it is given up");
+        k->reload_again = false;
+    } else if (k->reloading) {
+        k->reload = k->reload_again = true;
     }
+    k->reloading = false;
 }
 
 // take_message reads what a worker says, passes it on, and takes *fd when it is to be kept.
@@ -138,11 +163,15 @@ static void take_message(keeper *k, const char *text, int *fd) {
     char name[NAME_BYTES] = "stored", one[8];
     value(text, "FDNAME", name, sizeof(name));
     bool conf = strcmp(name, SRV_KEEPER_CONF) == 0; // never without one
-    if (!conf) {
+    bool reloaded = value(text, SRV_NOTIFY_RELOADED, one, sizeof(one));
+    if (!conf && !reloaded) {
         tell_above(k, text, *fd);
     }
     if (value(text, "READY", one, sizeof(one))) {
         on_ready(k);
+    }
+    if (reloaded) {
+        on_reloaded(k);
     }
     if (value(text, "FDSTOREREMOVE", one, sizeof(one)) && !conf) {
         forget(k, name);
@@ -273,9 +302,12 @@ static uint64_t pause_after(keeper *k) {
     return ms < k->max_pause_ms ? ms : k->max_pause_ms;
 }
 
-// ended looks at a worker's end; true when the keeper ends, too, with *status.
-static bool ended(keeper *k, int how, int *status) {
+// ended reaps a worker that has died; true when the keeper ends, too, with *status.
+static bool ended(keeper *k, int *status) {
+    int how = 0;
     hear(k); // its last words
+    keep_reload(k);
+    waitpid(k->worker, &how, 0);
     k->worker = 0;
     *status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
     if (k->stopping || *status == 0 || (WIFEXITED(how) && !k->was_ready)) {
@@ -298,18 +330,26 @@ static bool ended(keeper *k, int how, int *status) {
 
 // ---- signals
 
+// has_died is true when the worker is to be reaped; until that its pid is its own.
+static bool has_died(const keeper *k) {
+    siginfo_t info = {.si_pid = 0};
+    return k->worker && waitid(P_PID, (id_t)k->worker, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == k->worker;
+}
+
 // on_signal returns true when the keeper ends with *status.  What a terminal sends goes to the
-// worker by itself.
+// worker by itself; it reloads once more than it need.
 static bool on_signal(keeper *k, const struct signalfd_siginfo *info, int *status) {
-    int how;
     if (info->ssi_signo == SIGCHLD) {
-        pid_t worker = k->worker;
-        return worker && waitpid(worker, &how, WNOHANG) == worker && ended(k, how, status);
+        return has_died(k) && ended(k, status);
     }
-    k->stopping |= info->ssi_signo != SIGHUP;
-    if (info->ssi_signo == SIGHUP && !(k->worker && k->ready)) {
+    if (info->ssi_signo == SIGHUP) {
         k->reload = true;
-    } else if (k->worker && info->ssi_code != SI_KERNEL) {
+        pass_reload(k);
+        return false;
+    }
+    k->stopping = true;
+    if (k->worker && info->ssi_code != SI_KERNEL) {
         kill(k->worker, (int)info->ssi_signo);
     }
     *status = 0;

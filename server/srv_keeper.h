@@ -17,8 +17,9 @@
 // death is nobody's decision to change it, and a file with an error, or with other sizes, would
 // cost the cache.  It is not for systemd to store: a keeper that is started reads the file.
 //
-//     SIGTERM, SIGINT, SIGHUP   go to the worker; after the first two the keeper ends with it, the
-//                               third waits until there is one that is ready
+//     SIGTERM, SIGINT, SIGHUP   go to the worker; after the first two the keeper ends with it.  The
+//                               third waits until there is one that is ready, and goes to the next
+//                               when one dies that has not said that it has reloaded; to no third
 //     worker exits with 0       so does the keeper
 //     worker fails its first start    so does the keeper, with its exit status
 //     worker dies later         it is started again, at once; ever later when it keeps dying, and

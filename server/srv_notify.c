@@ -71,6 +71,10 @@ void srv_notify_alive(void) {
     tell("WATCHDOG=1", "", "", -1);
 }
 
+void srv_notify_reloaded(void) {
+    tell(SRV_NOTIFY_RELOADED "=1", "", "", -1);
+}
+
 void srv_notify_store(const char *name, int fd) {
     if (fd >= 0) {
         srv_notify_forget(name);

@@ -15,6 +15,11 @@ void srv_notify_ready(const char *status);
 void srv_notify_stopping(const char *status);
 void srv_notify_alive(void);
 
+// SRV_NOTIFY_RELOADED is a word that only the keeper knows: a SIGHUP was taken, whatever came of
+// it.
+#define SRV_NOTIFY_RELOADED "X_RELOADED"
+void srv_notify_reloaded(void);
+
 // srv_notify_store has a descriptor kept under a name, in the place of one of that name;
 // srv_notify_forget has it closed.
 void srv_notify_store(const char *name, int fd);

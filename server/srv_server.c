@@ -568,6 +568,7 @@ static void on_hup(uv_signal_t *handle, int signum) {
         attnd_log(ATTND_LOG_ERROR, "conf", "nothing was reloaded: %s", errors.text[i]);
     }
     free(next);
+    srv_notify_reloaded();
 }
 
 // ---- start
