@@ -32,7 +32,9 @@ struct sched {
     uint32_t outstanding;
     uint32_t decodes_in_a_row; // decode launches since a prefill waits
     uint64_t quiet_us;         // from when on no decode is about, if none comes
+    uint32_t decode_launches;  // outstanding
     uint64_t prefill_work;     // outstanding
+    int64_t prefill_tokens;    // outstanding
     bool launching;            // inside the callbacks of a launch
     uint64_t seqno, launch_no;
     uint64_t next_deadline_ms; // no live request has an earlier one
@@ -57,8 +59,12 @@ static attnd_err init_batches(sched *s) {
     if (!s->batches) {
         return ATTND_ENOMEM;
     }
+    sched_opts opts = s->opts;
+    if (s->backend.deterministic) {
+        opts.prefill_alone_tokens = 0;
+    }
     for (uint32_t i = 0; i < num_batches(s); i++) {
-        attnd_err err = sched_batch_init(&s->batches[i], &s->opts);
+        attnd_err err = sched_batch_init(&s->batches[i], &opts);
         if (err) {
             return err;
         }
@@ -80,6 +86,9 @@ attnd_err sched_create(sched **out, const sched_opts *opts, const sched_backend 
         return ATTND_ENOMEM;
     }
     s->opts = *opts;
+    if (opts->max_decodes_in_a_row < backend->depth) { // else a decode could wait for two chunks
+        s->opts.max_decodes_in_a_row = backend->depth;
+    }
     s->backend = *backend;
     s->next_deadline_ms = UINT64_MAX;
     s->info.last = (attn_choice){.kernel = "none", .why = "nothing ran yet"};
@@ -155,10 +164,12 @@ static void note_formed(sched *s, sched_batch *b) {
     }
     if (b->launch.params.num_rows > 0) {
         bool decodes = b->kind == SCHED_DECODE;
+        s->decode_launches += decodes;
         bool prefill_waits = sched_queue_waiting(s->queue, SCHED_PREFILL) > 0;
         s->decodes_in_a_row = decodes && prefill_waits ? s->decodes_in_a_row + 1 : 0;
     }
     s->prefill_work += b->prefill_work;
+    s->prefill_tokens += sched_batch_prefill_tokens(b);
     s->info.launches++;
     s->info.rows += b->launch.params.num_rows;
     s->info.copies += b->launch.num_copies;
@@ -172,29 +183,38 @@ static void note_decode(sched *s) {
 // room_alone returns how much work a launch of prefills may do, since no decode is about; else 0.
 static uint64_t room_alone(const sched *s, uint64_t now_us) {
     uint64_t tokens = (uint64_t)s->opts.prefill_alone_tokens, most = tokens * tokens;
-    bool is_quiet = now_us >= s->quiet_us && sched_queue_waiting(s->queue, SCHED_DECODE) == 0;
-    return is_quiet && !s->backend.deterministic && most > s->prefill_work ? most - s->prefill_work
-                                                                           : 0;
+    bool is_quiet = now_us >= s->quiet_us && s->decode_launches == 0 &&
+                    sched_queue_waiting(s->queue, SCHED_DECODE) == 0;
+    return is_quiet && most > s->prefill_work ? most - s->prefill_work : 0;
+}
+
+// launch_next gives the backend one launch; false when it is the turn of a prefill that has to wait
+// for the end of those before.
+static bool launch_next(sched *s) {
+    sched_batch *b = free_batch(s);
+    ATTND_ASSERT(b != NULL);
+    uint64_t now_us = s->opts.now_us();
+    sched_turn turn = {.launch_no = ++s->launch_no,
+                       .now_us = now_us,
+                       .room = room_alone(s, now_us),
+                       .outstanding = s->prefill_tokens,
+                       .prefill_first = s->decodes_in_a_row >= s->opts.max_decodes_in_a_row};
+    s->launching = true;
+    bool formed = sched_batch_form(b, s->queue, &s->copies, &turn);
+    ATTND_ASSERT(formed || s->prefill_tokens > 0);
+    if (formed) {
+        note_formed(s, b);
+        s->outstanding++;
+        s->backend.launch(s->backend.ctx, &b->launch);
+    }
+    s->launching = false;
+    return formed;
 }
 
 // launch_ready gives the backend what waits, up to its depth.
 static void launch_ready(sched *s) {
     ATTND_ASSERT(!s->launching);
-    while (s->outstanding < s->backend.depth && s->queued > 0) {
-        sched_batch *b = free_batch(s);
-        ATTND_ASSERT(b != NULL);
-        uint64_t now_us = s->opts.now_us();
-        sched_turn turn = {.launch_no = ++s->launch_no,
-                           .now_us = now_us,
-                           .room = room_alone(s, now_us),
-                           .prefill_first = s->decodes_in_a_row >= s->opts.max_decodes_in_a_row};
-        s->launching = true;
-        bool formed = sched_batch_form(b, s->queue, &s->copies, &turn);
-        ATTND_ASSERT(formed);
-        note_formed(s, b);
-        s->outstanding++;
-        s->backend.launch(s->backend.ctx, &b->launch);
-        s->launching = false;
+    while (s->outstanding < s->backend.depth && s->queued > 0 && launch_next(s)) {
     }
 }
 
@@ -318,7 +338,9 @@ static bool settle(sched *s, sched_req *req, const sched_launch *launch) {
 
 static void count(sched *s, const sched_batch *b) {
     s->prefill_work -= b->prefill_work;
+    s->prefill_tokens -= sched_batch_prefill_tokens(b);
     if (b->launch.params.num_rows > 0 && b->kind == SCHED_DECODE) {
+        s->decode_launches--;
         note_decode(s);
     }
     s->info.busy_us += b->launch.run_us;
@@ -360,7 +382,7 @@ static void charge_ran(sched *s, sched_req *req, uint64_t cost) {
         req->seqno = ++s->seqno;
         req->kind = SCHED_DECODE;
         sched_queue_push(s->queue, req);
-        (void)sched_queue_lead(s->queue, false);
+        sched_queue_advance(s->queue);
         sched_queue_charge(s->queue, req->tenant, cost);
         sched_queue_remove(s->queue, req);
     }

@@ -5,22 +5,24 @@
 // Policy.  A backend that is idle gets work at once; while it is busy, work gathers, and the next
 // launch takes what is ready of one KV shape, across clients, models and layers.  Order: between
 // tenants fair share by cost (keys read * query rows), inside a share decodes first.  Decodes and
-// prefills run in launches of their own, and a prefill is cut into chunks, so that a decode whose
-// tenant is within its share waits for at most one chunk and one decode launch (one for each KV
-// shape that has decodes waiting).  After a bounded number of decode launches one chunk of the
-// oldest prefill runs whatever waits, so that it is not starved.  What does not fit a launch may be
-// passed by smaller requests of its tenant a bounded number of times.
+// prefills run in launches of their own, a prefill is cut into chunks, and the prefills that are
+// outstanding together are no more than a chunk.  So a decode whose tenant is within its share
+// waits for at most one chunk and as many decode launches as the backend's depth (and one for each
+// other KV shape that has decodes waiting).  After a bounded number of decode launches one chunk of
+// the oldest prefill runs whatever waits, so that it is not starved.  What does not fit a launch
+// may be passed by smaller requests of its tenant a bounded number of times.
 //
 // Chunks.  A row is cut at multiples of prefill_chunk_tokens, the next one mostly, so that what is
 // computed in one piece does not depend on batch mates.  The first piece of a row appends its new
 // tokens; later ones have new_len = 0 and the same kv_len.
 //
 // Alone.  A device that a chunk does not fill computes a prompt faster in one piece.  So while no
-// decode waits, and none came or ended within SCHED_QUIET_US, prefills whose tensors are in place
-// run in launches of up to prefill_alone_tokens query tokens, fewer where there are more keys: all
-// such launches that are outstanding together have the work of so many query tokens over as many
-// keys.  A decode that comes then waits for no more than that and a chunk, once; those that follow
-// wait for chunks.  Never in deterministic mode.
+// decode waits or runs, and none came or ended within SCHED_QUIET_US, a chunk is longer: what is
+// outstanding together may have the work of prefill_alone_tokens query tokens over as many keys.
+// Prefills whose tensors are in place then run in launches of up to so many query tokens; others,
+// and all in deterministic mode, in several of prefill_chunk_tokens, of which one is moved while
+// another runs.  The first decode that comes waits for a long chunk, those that follow for short
+// ones.
 //
 // Signals.  A request may name a flag that the backend's device writes, in the order of its work,
 // once the last piece of the request has run: so a client's stream can go on without any host.
@@ -127,9 +129,10 @@ typedef struct sched_opts {
     uint32_t max_tenant_queued; // of one tenant
     uint32_t max_launch_rows;   // also the largest request
     uint32_t max_tenants;
-    int32_t prefill_chunk_tokens;  // query tokens of one prefill launch, all rows together
-    int32_t prefill_alone_tokens;  // the same while no decode is about; less than a chunk: no more
-    uint32_t max_decodes_in_a_row; // decode launches before a waiting prefill gets a chunk
+    int32_t prefill_chunk_tokens;  // query tokens of a chunk, all rows together
+    int32_t prefill_alone_tokens;  // the same while no decode is about; 0 = as if one always were
+    uint32_t max_decodes_in_a_row; // decode launches before a waiting prefill gets a chunk; less
+                                   // than the backend's depth counts as that
     uint64_t (*now_us)(void);
 } sched_opts;
 

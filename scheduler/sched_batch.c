@@ -1,8 +1,9 @@
 // Forming a launch.  A decode request goes in whole.  A prefill is cut: the pieces of a row begin
 // at multiples of chunk_tokens, whatever else is in the launch, and pieces are taken in order as
-// long as the launch stays within chunk_tokens query tokens.  The first piece of an empty launch
-// always fits, so each prefill launch makes progress.  Where a turn has room for prefills alone, a
-// piece is the rest of its row, or as many chunks as there is room for.
+// long as the launch, with the prefills that are outstanding, stays within chunk_tokens query
+// tokens.  The first piece always fits where none are outstanding, so prefills make progress.
+// Where a turn has room for prefills alone, a piece is the rest of its row, or as many chunks as
+// there is room for.
 //
 //     chunk_tokens = 512, one request, q_len 1200 and 100
 //     launch 1: row 0 [0, 512)      launch 2: row 0 [512, 1024)
@@ -40,6 +41,10 @@ void sched_batch_fini(sched_batch *b) {
 
 bool sched_batch_left(const sched_req *req) {
     return req->row < req->num_rows;
+}
+
+int64_t sched_batch_prefill_tokens(const sched_batch *b) {
+    return b->kind == SCHED_PREFILL ? b->decode_tokens + b->prefill_tokens : 0;
 }
 
 static bool copies_fit(const sched_batch *b, uint32_t num_copies) {
@@ -84,12 +89,13 @@ static int32_t piece_tokens(const sched_batch *b, const sched_req *req, int32_t 
     return rest < most ? rest : most;
 }
 
-// has_room says whether the launch, with so many query tokens of a row more, is a chunk, or within
-// what a launch of prefills alone may be.
+// has_room says whether the launch, with so many query tokens of a row more, is a chunk together
+// with what is outstanding, or within what launches of prefills alone may be.
 static bool has_room(const sched_batch *b, const sched_req *req, int32_t tokens, int32_t kv_len) {
     int64_t sum = b->decode_tokens + b->prefill_tokens + tokens;
     uint64_t work = b->prefill_work + (uint64_t)tokens * (uint64_t)kv_len;
-    return sum <= b->chunk_tokens || (req->in_place && sum <= b->alone_tokens && work <= b->room);
+    bool is_chunk = sum <= b->chunk_tokens || (req->in_place && sum <= b->alone_tokens);
+    return b->outstanding + sum <= b->chunk_tokens || (is_chunk && work <= b->room);
 }
 
 // next_count returns how many query tokens of the row the launch takes; negative when it has no
@@ -103,7 +109,7 @@ static int32_t next_count(const sched_batch *b, const sched_req *req, int32_t q_
     return has_room(b, req, count, kv_len) ? count : -1;
 }
 
-// fits is asked by sched_queue_follow.
+// fits says whether the launch has room for the next piece of a request.
 static bool fits(void *ctx, sched_req *req) {
     const sched_batch *b = ctx;
     if (b->launch.params.num_rows + req->num_rows > b->max_rows ||
@@ -222,11 +228,13 @@ static void set_shape(attn_params *p, const attn_shape *shape) {
 bool sched_batch_form(sched_batch *b, sched_queue *q, list_node *copies, const sched_turn *turn) {
     reset(b);
     b->room = turn->room;
+    b->outstanding = turn->outstanding;
     bool all_copies = take_copies(b, copies, turn);
     sched_req *req = all_copies ? sched_queue_lead(q, turn->prefill_first) : NULL;
-    if (!req || (req->launch_no == 0 && !copies_fit(b, req->num_copies))) {
+    if (!req || !fits(b, req)) {
         return b->num_reqs > 0;
     }
+    sched_queue_advance(q);
     b->kind = req->kind;
     set_shape(&b->launch.params, req->shape);
     sched_follow follow = {

@@ -37,7 +37,7 @@ typedef struct tenant {
 struct sched_queue {
     list_node active;
     list_node free_lanes;
-    uint64_t clock;          // least vtime of the active tenants at the last lead
+    uint64_t clock;          // least vtime of the active tenants when one was served last
     uint64_t largest_charge; // of one request
     uint32_t waiting[SCHED_NUM_KINDS];
     uint32_t max_tenants;
@@ -212,13 +212,9 @@ static tenant *least_served(const sched_queue *q, uint64_t launch_no) {
     return best;
 }
 
-sched_req *sched_queue_lead(sched_queue *q, bool prefill_first) {
+sched_req *sched_queue_lead(const sched_queue *q, bool prefill_first) {
     if (list_empty(&q->active)) {
         return NULL;
-    }
-    set_clock(q);
-    if (q->clock >= MAX_CLOCK) {
-        set_back(q);
     }
     if (prefill_first && q->waiting[SCHED_PREFILL] > 0) {
         return oldest_prefill(q);
@@ -226,6 +222,13 @@ sched_req *sched_queue_lead(sched_queue *q, bool prefill_first) {
     const tenant *t = least_served(q, NO_LAUNCH);
     sched_req *req = oldest(t, SCHED_DECODE);
     return req ? req : oldest(t, SCHED_PREFILL);
+}
+
+void sched_queue_advance(sched_queue *q) {
+    set_clock(q);
+    if (q->clock >= MAX_CLOCK) {
+        set_back(q);
+    }
 }
 
 // next_in_lane returns the lane's oldest request that fits, looking past at most SCHED_LOOK_AHEAD

@@ -31,7 +31,10 @@ uint32_t sched_queue_waiting(const sched_queue *q, sched_kind kind);
 
 // sched_queue_lead returns the request whose turn it is, NULL when none waits; it stays queued.
 // With prefill_first that is the oldest prefill of all tenants, when there is one.
-sched_req *sched_queue_lead(sched_queue *q, bool prefill_first);
+sched_req *sched_queue_lead(const sched_queue *q, bool prefill_first);
+
+// sched_queue_advance is called when what leads is served, before it is charged for.
+void sched_queue_advance(sched_queue *q);
 
 // sched_follow says what may join a launch that has begun.
 typedef struct sched_follow {

@@ -131,11 +131,11 @@ const srv_conf_key srv_conf_keys[] = {
      NULL, false, "Query tokens of one chunk of a prefill; a decode waits for at most one."},
     {"compute", "prefill_alone", SRV_CONF_COUNT, CONF(prefill_alone_tokens), "8192", 0, 1u << 20,
      NULL, false,
-     "The same in service mode on a GPU while there was no decode for 10 ms: as many query tokens "
-     "over as many keys, or fewer over more.  The first decode after such a pause waits for as "
-     "much and a chunk; 0: chunks are never longer."},
+     "The same on a GPU while there was no decode for 10 ms: as many query tokens over as many "
+     "keys, or fewer over more; in service mode in one launch, else in several of prefill_chunk.  "
+     "The first decode after such a pause waits for at most that; 0: chunks are never longer."},
     {"compute", "decodes_in_a_row", SRV_CONF_COUNT, CONF(decodes_in_a_row), "8", 1, 1u << 20, NULL,
-     false, "Decode launches before a waiting prefill gets a chunk."},
+     false, "Decode launches before a waiting prefill gets a chunk; on a GPU at least 2."},
     {"compute", "launch_rows", SRV_CONF_COUNT, CONF(launch_rows), "4096", 1, 1u << 20, NULL, false,
      "Largest launch, in rows (sequences of one layer); at least limits.step_seqs."},
     {"compute", "inline_work", SRV_CONF_COUNT, CONF(inline_work), "65536", 0, 1u << 30, NULL, false,

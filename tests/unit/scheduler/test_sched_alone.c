@@ -43,20 +43,17 @@ START_TEST(a_prompt_alone_is_one_launch) {
 END_TEST
 
 START_TEST(over_more_keys_it_has_fewer_tokens) {
-    in_place(&r[0], 200, 250); // 16384 / 250 = 65, two chunks; then 384 is left, and a chunk goes
-    ck_piece(0, 0, &r[0], 0, 64);
-    ck_piece(1, 0, &r[0], 64, 32);
-    fake_end(&b); // 16384 - 32 * 250 = 8384, for 33 tokens
-    ck_piece(1, 0, &r[0], 96, 32);
-    fake_end(&b);
-    ck_piece(1, 0, &r[0], 128, 32);
-    fake_end(&b);
-    ck_piece(1, 0, &r[0], 160, 32);
-    fake_end(&b);
-    ck_piece(1, 0, &r[0], 192, 8);
+    in_place(&r[0], 200, 250); // 16384 / 250 = 65, two chunks; 384 is left, too little for more
+    for (int32_t first = 0; first < 192; first += 64) {
+        ck_piece(0, 0, &r[0], first, 64);
+        ck_assert_uint_eq(b.num, 1);
+        fake_end(&b);
+    }
+    ck_piece(0, 0, &r[0], 192, 8);
     finish(&r[0]);
-    in_place(&r[1], 100, 600); // 16384 / 600 = 27: less than a chunk
+    in_place(&r[1], 100, 600); // 16384 / 600 = 27, less than a chunk: one at a time
     ck_piece(0, 0, &r[1], 0, 32);
+    ck_assert_uint_eq(b.num, 1);
     finish(&r[1]);
 }
 END_TEST
@@ -91,45 +88,52 @@ START_TEST(a_launch_has_at_most_so_many_tokens) {
 }
 END_TEST
 
-// A decode that comes waits for what is outstanding, and from then on for chunks.
+// A decode that comes goes behind what is outstanding, and from then on there are chunks.
 START_TEST(decodes_have_chunks_between_them) {
     in_place(&r[0], 128, 128);
-    in_place(&r[1], 128, 128); // a chunk: there is no room left
-    ck_piece(1, 0, &r[1], 0, 32);
+    in_place(&r[1], 128, 128); // there is no room left, not for a chunk either
+    ck_assert_uint_eq(b.num, 1);
     decode(&r[2], 0);
-    fake_end(&b);
     ck_piece(1, 0, &r[2], 0, 1);
     fake_end(&b);
-    ck_piece(1, 0, &r[1], 32, 32);
+    ck_piece(1, 0, &r[1], 0, 32);
     fake_now_us += 500000;
     fake_end(&b);
-    ck_piece(1, 0, &r[1], 64, 32);
-    finish(&r[1]);
+    ck_assert_uint_eq(b.num, 1);       // a chunk is outstanding
     fake_now_us += SCHED_QUIET_US - 1; // since the decode has ended
-    in_place(&r[3], 100, 100);
-    ck_piece(0, 0, &r[3], 0, 32);
-    ck_piece(1, 0, &r[3], 32, 32);
     fake_end(&b);
-    ck_piece(1, 0, &r[3], 64, 32);
-    finish(&r[3]);
+    ck_piece(0, 0, &r[1], 32, 32);
+    ck_assert_uint_eq(b.num, 1);
     fake_now_us += 1;
-    in_place(&r[4], 100, 100);
-    ck_piece(0, 0, &r[4], 0, 100);
-    finish(&r[4]);
+    fake_end(&b);
+    ck_piece(0, 0, &r[1], 64, 64);
+    finish(&r[1]);
+}
+END_TEST
+
+START_TEST(a_decode_is_about_however_long_it_runs) {
+    decode(&r[0], 0);
+    fake_now_us += SCHED_QUIET_US;
+    in_place(&r[1], 128, 128);
+    ck_piece(1, 0, &r[1], 0, 32);
+    finish(&r[1]);
 }
 END_TEST
 
 // Its tenant has had its share, so a prefill of another's goes first, but no more than a chunk.
 START_TEST(a_decode_that_waits_is_about) {
-    in_place(&r[0], 128, 128);
-    in_place(&r[1], 32, 32);
+    in_place(&r[0], 100, 100);
+    in_place(&r[1], 64, 64);
     decode(&r[2], 0);
     fake_make(&r[3], &shape_a, 1, 100, 100);
     r[3].req.in_place = true;
     ATTND_CK_OK(sched_submit(b.s, &r[3].req, NULL));
     fake_now_us += SCHED_QUIET_US;
+    ck_piece(1, 0, &r[1], 0, 64);
     fake_end(&b);
-    ck_piece(1, 0, &r[3], 0, 32);
+    ck_assert_uint_eq(b.num, 1);
+    fake_end(&b);
+    ck_piece(0, 0, &r[3], 0, 32);
     finish(&r[3]);
     fake_check(&r[2]);
 }
@@ -170,9 +174,17 @@ END_TEST
 START_TEST(deterministic_mode_has_chunks_alone) {
     sched_opts o = opts;
     o.prefill_alone_tokens = 128;
-    fake_open(&b, o, 1);
+    fake_open(&b, o, 2);
     in_place(&r[0], 100, 100);
     ck_piece(0, 0, &r[0], 0, 32);
+    ck_piece(1, 0, &r[0], 32, 32);
+    decode(&r[1], 0);
+    fake_end(&b);
+    ck_piece(1, 0, &r[1], 0, 1);
+    fake_end(&b);
+    ck_piece(1, 0, &r[0], 64, 32);
+    fake_end(&b);
+    ck_assert_uint_eq(b.num, 1);
     finish(&r[0]);
     teardown();
 }
@@ -186,6 +198,7 @@ static Suite *suite(void) {
     tcase_add_test(t, prompts_that_are_outstanding_share_the_room);
     tcase_add_test(t, a_launch_has_at_most_so_many_tokens);
     tcase_add_test(t, decodes_have_chunks_between_them);
+    tcase_add_test(t, a_decode_is_about_however_long_it_runs);
     tcase_add_test(t, a_decode_that_waits_is_about);
     tcase_add_test(t, what_ran_without_the_scheduler_is_about);
     tcase_add_test(t, tensors_that_are_moved_go_in_chunks);

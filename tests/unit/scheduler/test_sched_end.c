@@ -46,7 +46,7 @@ START_TEST(cancel_between_chunks_stops_the_rest) {
 END_TEST
 
 START_TEST(cancel_in_two_launches_waits_for_both) {
-    prefill(&r[0], 0, 320);
+    prefill(&r[0], 0, 200);
     ck_assert_uint_eq(b.num, 2);
     sched_cancel(b.s, &r[0].req);
     fake_end(&b);
@@ -210,7 +210,7 @@ START_TEST(failed_launch_fails_its_requests_and_no_other) {
 END_TEST
 
 START_TEST(failed_chunk_ends_when_the_next_one_has) {
-    prefill(&r[0], 0, 320);
+    prefill(&r[0], 0, 200);
     fake_end_as(&b, ATTND_EIO);
     ck_assert_uint_eq(r[0].num_done, 0);
     fake_end(&b);
@@ -334,7 +334,7 @@ static Suite *suite(void) {
     tcase_add_test(t, what_ran_without_the_scheduler_is_booked);
     suite_add_tcase(s, t);
 
-    t = with("depth", setup_deep);
+    t = with("depth", setup_alone); // where two pieces are outstanding
     tcase_add_test(t, cancel_in_two_launches_waits_for_both);
     tcase_add_test(t, failed_chunk_ends_when_the_next_one_has);
     suite_add_tcase(s, t);

@@ -77,6 +77,7 @@ START_TEST(least_service_by_weight_leads) {
     for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
         sched_req *lead = sched_queue_lead(q, false);
         ck_assert_uint_eq(lead->tenant, turns[i]);
+        sched_queue_advance(q);
         sched_queue_charge(q, lead->tenant, 90);
     }
 }
@@ -99,14 +100,15 @@ END_TEST
 START_TEST(tenant_that_comes_back_has_no_credit) {
     push(0, &shape_a, SCHED_DECODE, 0);
     for (int i = 0; i < 100; i++) {
+        sched_queue_advance(q);
         sched_queue_charge(q, 0, 10);
-        sched_queue_lead(q, false);
     }
     push(1, &shape_a, SCHED_DECODE, 1);
     int of_tenant[2] = {0, 0};
     for (int i = 0; i < 20; i++) {
         sched_req *lead = sched_queue_lead(q, false);
         of_tenant[lead->tenant]++;
+        sched_queue_advance(q);
         sched_queue_charge(q, lead->tenant, 10);
     }
     ck_assert_int_eq(of_tenant[0], 10);
@@ -121,6 +123,7 @@ START_TEST(huge_costs_do_not_overflow) {
     for (int i = 0; i < 2400000; i++) { // 2^42 a charge: past 2^62 after 2^20 turns each
         sched_req *lead = sched_queue_lead(q, false);
         of_tenant[lead->tenant]++;
+        sched_queue_advance(q);
         sched_queue_charge(q, lead->tenant, UINT64_MAX);
     }
     ck_assert_int_eq(of_tenant[0], 1200000);

@@ -243,6 +243,7 @@ static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
                         .max_launch_rows = 8,
                         .max_tenants = 2,
                         .prefill_chunk_tokens = 32,
+                        .prefill_alone_tokens = 64, // so two chunks may be under way
                         .max_decodes_in_a_row = 4,
                         .now_us = attnd_clock_us};
     ATTND_CK_OK(sched_create(&s, &sopts, &backend->sched));
