@@ -164,7 +164,8 @@ attnd_err attnd_model_open(attnd_client *c, const attnd_model_opts *opts, uint32
                            attnd_errinfo *info);
 
 // attnd_model_close: sequences of the model stay until they are freed, but cannot be attended
-// unless it is opened again.
+// unless it is opened again: steps of it, decode, prefill, buffers and more sequences get
+// ATTND_ENOENT.
 attnd_err attnd_model_close(attnd_client *c, uint32_t model, attnd_errinfo *info);
 
 // ---- sequences (proto_wire.h says what each op means)

@@ -64,7 +64,7 @@ static inline bool client_in_process(const attnd_client *c) {
     return c->engine && !c->engine->service;
 }
 
-// client_model_get copies an open model of this client: ATTND_ENOENT.
+// client_model_get copies an open model of this client (out NULL: only looks): ATTND_ENOENT.
 attnd_err client_model_get(attnd_client *c, uint32_t model, client_model *out, attnd_errinfo *info);
 
 // client_models_free forgets all models.  Lock held, or nobody else there.

@@ -13,7 +13,7 @@ attnd_err client_model_get(attnd_client *c, uint32_t model, client_model *out,
     while (m && m->model != model) {
         m = m->next;
     }
-    if (m) {
+    if (m && out) {
         *out = *m;
     }
     pthread_mutex_unlock(&c->lock);

@@ -38,7 +38,8 @@ attnd_err attnd_seq_create(attnd_client *c, uint32_t model, uint64_t *seq, attnd
 attnd_err attnd_seq_create_priority(attnd_client *c, uint32_t model, uint32_t priority,
                                     uint64_t *seq, attnd_errinfo *info) {
     proto_seq_create body = {.model = model, .priority = priority};
-    return call_seq(c, PROTO_SEQ_CREATE, &body, sizeof(body), seq, NULL, info);
+    attnd_err err = client_model_get(c, model, NULL, info);
+    return err ? err : call_seq(c, PROTO_SEQ_CREATE, &body, sizeof(body), seq, NULL, info);
 }
 
 attnd_err attnd_seq_fork(attnd_client *c, uint64_t seq, uint64_t *forked, uint32_t *len,
@@ -73,6 +74,7 @@ attnd_err attnd_seq_attach(attnd_client *c, uint32_t model, const char *name, ui
                            uint32_t *len, attnd_errinfo *info) {
     proto_seq_attach body = {.model = model};
     attnd_err err = set_name(body.name, name, info);
+    err = err ? err : client_model_get(c, model, NULL, info);
     client_engine_waits(c);
     return err ? err : call_seq(c, PROTO_SEQ_ATTACH, &body, sizeof(body), seq, len, info);
 }

@@ -222,8 +222,8 @@ attnd_err attnd_step_open(attnd_client *c, uint32_t model, attnd_step_seq *seqs,
     attnd_errinfo own;
     info = info ? info : &own;
     attnd_err err = client_check_seqs(c, seqs, num_seqs, info);
-    if (err || (err = check_commit(c, &o, info)) ||
-        (o.commit_step && (err = check_ready(c, &o, info)))) {
+    if (err || (err = client_model_get(c, model, NULL, info)) ||
+        (err = check_commit(c, &o, info)) || (o.commit_step && (err = check_ready(c, &o, info)))) {
         return err;
     }
     err = open_step(c, model, seqs, num_seqs, &o, step, info);

@@ -176,6 +176,30 @@ def test_a_sequence_in_two_steps(client: attnd.Client, seq: attnd.Sequence) -> N
         pass
 
 
+def test_a_closed_model_has_no_steps(client: attnd.Client) -> None:
+    model, twice = (client.open_model("closed", **GEOMETRY) for _ in range(2))
+    seq = model.sequence()
+    model.prefill([seq.append(ROWS)], q, k, v)
+    model.close()
+    model.prefill([seq.append(ROWS)], q, k, v)  # it was opened twice
+    twice.close()
+    for call in (
+        lambda: client.step([seq]),
+        lambda: client.step([seq.read()]),
+        lambda: model.decode([seq], q[:1], k[:1], v[:1]),
+        model.sequence,
+        lambda: model.attach("kept"),
+        lambda: model.buffers(1),
+    ):
+        with pytest.raises(attnd.Error, match=f"model {model.id} is not open") as e:
+            call()
+        assert (e.value.code, e.value.field) == (attnd.ErrorCode.ENOENT, "model")
+    client.open_model("closed", **GEOMETRY)
+    with client.step([seq.read(1)]) as step:  # the sequence is as it was
+        assert step.committed == (2 * ROWS,)
+        np.testing.assert_allclose(step.attend(0, q[:1]), np.ones_like(q[:1]), rtol=1e-6)
+
+
 def test_sequences_of_others(client: attnd.Client, daemon: Any, seq: attnd.Sequence) -> None:
     other_model = client.open_model("arguments-other", **GEOMETRY)
     with pytest.raises(attnd.InvalidError) as e:

@@ -12,6 +12,7 @@ static fake_daemon *fake;
 static uint8_t got[256];
 static size_t got_bytes;
 static uint32_t got_op;
+static uint32_t model;       // FAKE_MODEL
 static atomic_int step = -1; // of fake_cut; -1 = whole
 
 static size_t answer(proto_view request, const proto_header *h, uint8_t *reply) {
@@ -28,6 +29,8 @@ static void start(void) {
     fake = fake_daemon_start(answer, 0);
     ATTND_CK_OK(attnd_connect(&client, fake_daemon_url(fake),
                               &(attnd_connect_opts){.timeout_ms = 5000}, &info));
+    const attnd_model_opts opts = {.name = "m", .all = ATTND_LAYER_DEFAULT};
+    ATTND_CK_OK(attnd_model_open(client, &opts, &model, &info));
 }
 
 static void stop(void) {
@@ -43,11 +46,11 @@ static void sent(uint32_t op, const void *body, size_t bytes) {
 
 START_TEST(seq_create_names_the_model) {
     uint64_t seq = 0;
-    ATTND_CK_OK(attnd_seq_create(client, 5, &seq, &info));
+    ATTND_CK_OK(attnd_seq_create(client, model, &seq, &info));
     ck_assert_uint_eq(seq, UINT64_C(0xfedcba9876543210));
-    sent(16, "\5\0\0\0\0\0\0", 8);
-    ATTND_CK_OK(attnd_seq_create_priority(client, 5, 200, &seq, &info));
-    sent(16, "\5\0\0\0\310\0\0", 8);
+    sent(16, "\3\0\0\0\0\0\0", 8);
+    ATTND_CK_OK(attnd_seq_create_priority(client, model, 200, &seq, &info));
+    sent(16, "\3\0\0\0\310\0\0", 8);
 }
 END_TEST
 
@@ -77,10 +80,10 @@ START_TEST(seq_keep_and_attach_pad_the_name) {
     keep[16] = keep[17] = 0;
     ATTND_CK_OK(attnd_seq_keep(client, 9, NULL, 1000, &info));
     sent(20, keep, sizeof(keep));
-    uint8_t attach[72] = {4, [8] = 'x'};
+    uint8_t attach[72] = {3, [8] = 'x'};
     uint64_t seq = 0;
     uint32_t len = 0;
-    ATTND_CK_OK(attnd_seq_attach(client, 4, "x", &seq, &len, &info));
+    ATTND_CK_OK(attnd_seq_attach(client, model, "x", &seq, &len, &info));
     sent(21, attach, sizeof(attach));
     ck_assert_uint_eq(len, 17);
 }
@@ -98,8 +101,21 @@ START_TEST(seq_names_have_a_longest) {
     got_op = 0;
     ATTND_CK_ERR(attnd_seq_keep(client, 9, name, 0, &info), ATTND_EINVAL);
     ck_assert_str_eq(info.field, "name");
-    ATTND_CK_ERR(attnd_seq_attach(client, 9, name, &seq, NULL, &info), ATTND_EINVAL);
+    ATTND_CK_ERR(attnd_seq_attach(client, model, name, &seq, NULL, &info), ATTND_EINVAL);
     ck_assert_uint_eq(got_op, 0);
+}
+END_TEST
+
+START_TEST(seq_of_a_model_that_is_closed_is_refused) {
+    uint64_t seq = 5;
+    ATTND_CK_OK(attnd_model_close(client, model, &info));
+    ATTND_CK_ERR(attnd_seq_create(client, model, &seq, &info), ATTND_ENOENT);
+    ck_assert_str_eq(info.field, "model");
+    ck_assert_str_eq(info.text, "model 3 is not open");
+    ATTND_CK_ERR(attnd_seq_attach(client, model, "x", &seq, NULL, &info), ATTND_ENOENT);
+    ck_assert_uint_eq(got_op, PROTO_MODEL_CLOSE);
+    ck_assert_uint_eq(seq, 5);
+    ATTND_CK_OK(attnd_seq_free(client, 1, &info)); // those that there are stay until then
 }
 END_TEST
 
@@ -128,6 +144,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, seq_truncate_and_free_say_their_length);
     tcase_add_test(tc, seq_keep_and_attach_pad_the_name);
     tcase_add_test(tc, seq_names_have_a_longest);
+    tcase_add_test(tc, seq_of_a_model_that_is_closed_is_refused);
     tcase_add_test(tc, seq_every_cut_of_a_reply_is_refused);
     suite_add_tcase(s, tc);
     return s;

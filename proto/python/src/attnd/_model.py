@@ -145,7 +145,7 @@ class Model:
 
     def close(self) -> None:
         """Closes the model.  Its sequences stay until they are freed, but cannot be attended
-        unless it is opened again."""
+        unless it is opened again: a step of them is ENOENT, as are more sequences."""
         self.client.call_in(self.epoch, _lib.lib.attnd_model_close, self.id)
 
     def __enter__(self) -> Model:
