@@ -115,7 +115,8 @@ static attnd_err read_seq(srv_core *core, srv_step *step, const srv_request *rq,
     step->kv_seqs[i].reserve = in->reserve;
     if (!in->new_len && (in->reserve || in->tokens_off)) {
         return attnd_fail(info, ATTND_EINVAL, in->reserve ? "reserve" : "tokens_off",
-                          "sequence %u is read only", i);
+                          "sequence %u has no new tokens: it is read only, and has no %s", i,
+                          in->reserve ? "reserve" : "token ids");
     }
     const reader reads = {core, step, rq->msg, fixed};
     err = read_tokens(&reads, i, in->tokens_off, info);

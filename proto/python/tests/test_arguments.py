@@ -110,6 +110,8 @@ BAD_CALLS = {
     "tree type": ("tree_mask", lambda c, s: c.step([s.append(2, tree_mask=np.ones((2, 2)))])),
     "deadline": ("deadline", lambda c, s: c.step([s.append(1)], deadline=-1)),
     "NaN deadline": ("deadline", lambda c, s: c.step([s.append(1)], deadline=float("nan"))),
+    "reserve of nothing": ("reserve", lambda c, s: c.step([s.append(0, reserve=1)])),
+    "tokens of nothing": ("tokens", lambda c, s: c.step([s.append(0, tokens=[1])])),
     "accepted alone": ("accepted", lambda c, s: c.step([s.append(1)], accepted=[1])),
     "truncate": ("len", lambda c, s: s.truncate(1)),
     "name": ("name", lambda c, s: s.keep("a\0b")),
@@ -174,6 +176,27 @@ def test_a_sequence_in_two_steps(client: attnd.Client, seq: attnd.Sequence) -> N
         client.step([seq, seq])
     with client.step([seq]):  # the first step was cancelled at the end of its block
         pass
+
+
+def test_append_of_nothing_leaves_a_sequence_as_it_is(
+    client: attnd.Client, model: attnd.Model, seq: attnd.Sequence
+) -> None:
+    model.prefill([seq.append(ROWS)], q, k, v)
+    other = model.sequence()
+    nothing = seq.append(0, tokens=[], positions=[], tree_mask=np.ones((0, 0), bool))
+    with client.step([nothing, other.append(2)]) as step:
+        assert (step.rows, step.new_rows, step.committed) == (2, 2, (ROWS, 0))
+        out = step.attend(0, q[:2], k[:2], v[:2])
+        np.testing.assert_allclose(out, np.ones_like(q[:2]), rtol=1e-6)
+        assert step.commit() == (ROWS, 2)
+    with client.step([seq.append(0)]) as step:
+        assert step.rows == 0
+        assert step.attend(0, q[:0]).shape == (0, HEADS, DIM)
+        with pytest.raises(attnd.InvalidError) as e:
+            step.commit([1])
+        assert e.value.field == "accepted"
+        assert step.commit() == (ROWS,)
+    assert len(seq) == ROWS
 
 
 def test_a_closed_model_has_no_steps(client: attnd.Client) -> None:

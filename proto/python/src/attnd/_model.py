@@ -265,7 +265,8 @@ class Sequence:
         positions: Optional[Any] = None,
         tree_mask: Optional[Any] = None,
     ) -> StepSeq:
-        """For Client.step: count new tokens.
+        """For Client.step: count new tokens; 0 is a sequence that the step leaves as it is, without
+        rows (read gives it some).
 
         tokens [count], their ids: the prefix cache may have some of them, and the step then has
         fewer rows (Step.cached).  positions [count], for RoPE.  tree_mask bool [count, count]: row

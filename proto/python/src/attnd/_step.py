@@ -127,6 +127,11 @@ def _address(array: Array, keep: List[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def _given(array: Array, keep: List[Any]) -> Optional[int]:
+    """_given is _address of an array that may be left out: one of nothing is."""
+    return _address(array, keep) if array.size else None
+
+
 class Given(NamedTuple):
     """What the caller gives to an attend."""
 
@@ -214,11 +219,11 @@ def _entries(seqs: Seq[Union[StepSeq, Sequence]], keep: List[Any]) -> Tuple[List
         entry.seq, entry.new_len, entry.q_len = part.seq.id, part.new_len, part.q_len
         entry.reserve = unsigned("reserve", part.reserve)
         if part.tokens is not None:
-            entry.tokens = _address(integers("tokens", part.tokens, np.uint32, n), keep)
+            entry.tokens = _given(integers("tokens", part.tokens, np.uint32, n), keep)
         if part.positions is not None:
-            entry.positions = _address(integers("positions", part.positions, np.int32, n), keep)
+            entry.positions = _given(integers("positions", part.positions, np.int32, n), keep)
         if part.tree_mask is not None:
-            entry.tree_mask = _address(tree_mask(part.tree_mask, n), keep)
+            entry.tree_mask = _given(tree_mask(part.tree_mask, n), keep)
     return parts, c
 
 
