@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/load/bench_math.h"
 #include "tests/load/bench_team.h"
@@ -17,6 +18,12 @@ enum {
 };
 
 attnd_err bench_arena_open(bench_arena *out, uint64_t bytes, bool is_huge, attnd_errinfo *info) {
+    // The system would give more than there is, and end who fills it.
+    uint64_t there = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (bytes > there) {
+        return attnd_fail(info, ATTND_ENOMEM, NULL, "%llu MiB are needed, this machine has %llu",
+                          (unsigned long long)(bytes >> 20), (unsigned long long)(there >> 20));
+    }
     bytes = (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
     char *map = mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -102,6 +102,9 @@ static attnd_err open_engine(bench_backend *b, const char *kernel, attnd_errinfo
 
 static attnd_err make(bench_backend *b, const bench_backend_opts *opts, attnd_errinfo *info) {
     char bus_id[32];
+    if (opts->threads) {
+        return attnd_fail(info, ATTND_ENOTSUP, "threads", "--threads is of --backend cpu");
+    }
     attnd_err err = attn_cuda_driver_check(info);
     if (err != ATTND_OK) {
         return err;

@@ -70,10 +70,12 @@ static attnd_err read_blocks(cache_opts *o, attnd_errinfo *info) {
     errno = 0;
     o->size = strtod(text, &end);
     o->is_share = *end == '%';
-    if (end == text || errno || end[o->is_share] || !(o->size > 0 && o->size <= MAX_BLOCKS) ||
+    if (end == text || errno || end[o->is_share] ||
+        !(o->size > 0 && o->size <= (o->is_share ? 100 : MAX_BLOCKS)) ||
         (!o->is_share && o->size != (double)(uint32_t)o->size)) {
         return attnd_fail(info, ATTND_EINVAL, "blocks",
-                          "--blocks: \"%.40s\" is neither a number of blocks nor a percentage",
+                          "--blocks: \"%.40s\" is neither a number of blocks nor a percentage "
+                          "above 0 and up to 100",
                           text);
     }
     return ATTND_OK;
@@ -93,8 +95,13 @@ static attnd_err set_sizes(table *t, const bench_replay *r, attnd_errinfo *info)
         return ATTND_OK;
     }
     double blocks = o->is_share ? o->size * unique / 100 : o->size;
+    if (blocks > unique) {
+        return attnd_fail(info, ATTND_EINVAL, "blocks",
+                          "--blocks: %.40s are more than the %u different full ones of the trace",
+                          o->blocks, t->info.unique_blocks);
+    }
     t->num = 1;
-    t->cells[0].blocks = blocks < MAX_BLOCKS ? (uint32_t)blocks : MAX_BLOCKS;
+    t->cells[0].blocks = (uint32_t)blocks;
     return bench_replay_check(r, t->cells[0].blocks, info);
 }
 

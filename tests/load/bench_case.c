@@ -121,9 +121,10 @@ static attnd_err check_lengths(bench_case *c, attnd_errinfo *info) {
     if (c->kv_len == NO_VALUE) {
         return attnd_fail(info, ATTND_EINVAL, "kv_len", "a %s needs kv_len", kinds[c->kind]);
     }
-    int32_t least = c->kind == BENCH_RAGGED ? c->q_len * c->batch : c->q_len;
+    int64_t least = c->kind == BENCH_RAGGED ? (int64_t)c->q_len * c->batch : c->q_len;
     if (c->kv_len < least) {
-        return attnd_fail(info, ATTND_EINVAL, "kv_len", "kv_len %d is below %d", c->kv_len, least);
+        return attnd_fail(info, ATTND_EINVAL, "kv_len", "kv_len %d is below %lld", c->kv_len,
+                          (long long)least);
     }
     return ATTND_OK;
 }

@@ -11,6 +11,7 @@
 #include "tests/load/bench_team.h"
 
 enum { DEFAULT_REPS = 11, MIN_COLD_BYTES = 256 << 20, COLD_CACHES = 3, MAX_COMMAND = 512 };
+enum { MAX_LENGTH = 1 << 30 }; // of --lengths: their sum is exact
 
 typedef struct kernels_opts {
     const char *backend, *json, *pattern, *kernel, *lengths, *peer;
@@ -24,6 +25,7 @@ static struct {
     bench_verdict_line verdicts[BENCH_MAX_VERDICTS];
     double lengths[BENCH_MAX_BATCH]; // of --lengths
     int32_t num_lengths;
+    bool has_lengths; // some case has them
 } run;
 
 static int fail(const char *what, const attnd_errinfo *info) {
@@ -36,7 +38,7 @@ static attnd_err read_lengths(const char *path, attnd_errinfo *info) {
     FILE *f = fopen(path, "re");
     while (f && run.num_lengths < BENCH_MAX_BATCH &&
            fscanf(f, "%lf", &run.lengths[run.num_lengths]) == 1 &&
-           run.lengths[run.num_lengths] > 0) {
+           run.lengths[run.num_lengths] > 0 && run.lengths[run.num_lengths] <= MAX_LENGTH) {
         run.num_lengths++;
     }
     bool is_whole = f && feof(f) && run.num_lengths > 0;
@@ -64,6 +66,7 @@ static uint32_t select_cases(const char *const *group, const char *pattern, benc
         c.weights = c.kind == BENCH_RAGGED && c.batch == run.num_lengths ? run.lengths : NULL;
         if (bench_case_matches(name, pattern)) {
             cases[num++] = c;
+            run.has_lengths = run.has_lengths || c.weights;
         }
     }
     return num;
@@ -167,6 +170,9 @@ static int execute(const kernels_opts *o, const bench_backend_ops *ops, const ch
     if (bytes == 0) {
         fprintf(stderr, "attn-bench kernels: no case is meant by \"%s\", nor is it one: %s\n",
                 o->pattern, why.text);
+    } else if (o->lengths && !run.has_lengths) {
+        fprintf(stderr, "attn-bench kernels: --lengths: no ragged case of %d sequences is meant\n",
+                run.num_lengths);
     } else if (bench_arena_open(&arena, bytes, true, &info) != ATTND_OK) {
         status = fail("arena", &info);
     } else {
@@ -230,10 +236,11 @@ int bench_kernels(int argc, char **argv) {
          "cuda: times the same cases in turns with ours, such as 'python3 tests/load/peers.py "
          "--serve'",
          0, 0, false},
-        {"threads", BENCH_OPT_U32, &o.threads, "N", "default: all processors", 1, BENCH_MAX_THREADS,
-         false},
+        {"threads", BENCH_OPT_U32, &o.threads, "N", "cpu: default all processors", 1,
+         BENCH_MAX_THREADS, false},
         {"reps", BENCH_OPT_U32, &o.reps, "N",
-         "at least; default 9, up to 3 times as many while times spread", 1, BENCH_MAX_REPS, false},
+         "at least; default 11, up to 3 times as many while times spread", 1, BENCH_MAX_REPS,
+         false},
         {"cold-mib", BENCH_OPT_U32, &o.cold_mib, "N",
          "copies of a group's data together; default 3 times the last cache", 1, 1 << 20, false},
         {"json", BENCH_OPT_TEXT, &o.json, "FILE", "write the result there too", 0, 0, false},

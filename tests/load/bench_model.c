@@ -127,6 +127,10 @@ static attnd_err check(const bench_model *m, attnd_errinfo *info) {
                          "rotary-dim %" PRIu32 " is not an even number up to head-dim",
                          m->rotary_dim);
     }
+    if (err == ATTND_OK && m->rope_factor != 0 && m->rope_factor < 1) {
+        err = attnd_fail(info, ATTND_EINVAL, "rope-factor",
+                         "rope-factor %g is neither 0 nor from 1 on", m->rope_factor);
+    }
     if (err == ATTND_OK && m->dtype == ATTND_F8E4M3) {
         err = attnd_fail(info, ATTND_ENOTSUP, "dtype", "f8e4m3 is a type of the cache alone");
     }

@@ -29,7 +29,7 @@ static bool parse_whole(const bench_opt *o, const char *text, uint64_t *out) {
         return false;
     }
     *out = strtoull(text, &end, 10);
-    return errno == 0 && *end == '\0' && (double)*out >= o->lo && (double)*out <= o->hi;
+    return errno == 0 && *end == '\0' && *out >= (uint64_t)o->lo && *out <= (uint64_t)o->hi;
 }
 
 static bool parse_real(const bench_opt *o, const char *text, double *out) {
@@ -66,10 +66,10 @@ static bool set(const bench_opt *o, const char *text) {
         }
         if (o->kind == BENCH_OPT_REAL) {
             *(double *)o->value = real;
-        } else {
-            *(float *)o->value = (float)real;
+            return true;
         }
-        return true;
+        *(float *)o->value = (float)real;
+        return ((float)real != 0) == (real != 0); // 0 may mean something else
     case BENCH_OPT_DTYPE:
         *(attnd_dtype *)o->value = attnd_dtype_parse(text);
         return *(attnd_dtype *)o->value != ATTND_NUM_DTYPES;

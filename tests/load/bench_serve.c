@@ -125,6 +125,12 @@ static int serve(const bench_serve_opts *o, int argc, char **argv) {
     attnd_errinfo info = {0};
     bench_load *load = NULL;
     FILE *json = NULL;
+    bench_usage usage;
+    if (o->daemon_pid > 0 && bench_usage_read(&usage, (int64_t)o->daemon_pid) != ATTND_OK) {
+        fprintf(stderr, "attn-bench serve: --daemon-pid: %llu is no process that can be read\n",
+                (unsigned long long)o->daemon_pid);
+        return BENCH_EXIT_USAGE;
+    }
     if (bench_load_create(&load, &o->load, &info) != ATTND_OK) {
         fprintf(stderr, "attn-bench: %s\n", info.text);
         return BENCH_EXIT_FAILED;

@@ -105,8 +105,8 @@ static uint32_t model_rows(bench_serve_opts *o, bench_opt *table, uint32_t at) {
          false},
         {"softcap", BENCH_OPT_REAL32, &m->softcap, "X", "0 = off", 0, 1e6, false},
         {"rope", BENCH_OPT_TEXT, &o->rope, "THETA|none", "base of the RoPE angles", 0, 0, false},
-        {"rope-factor", BENCH_OPT_REAL, &m->rope_factor, "X", "YaRN scaling; 0 = off", 0, 1e4,
-         false},
+        {"rope-factor", BENCH_OPT_REAL, &m->rope_factor, "X", "YaRN scaling, from 1 on; 0 = off", 0,
+         1e4, false},
         {"rope-interleaved", BENCH_OPT_ON_OFF, &m->rope_interleaved, "on|off",
          "pairs (2p, 2p + 1) instead of two halves", 0, 0, false},
         {"rotary-dim", BENCH_OPT_U32, &m->rotary_dim, "N", "dims that turn; default: head-dim", 2,
@@ -185,6 +185,22 @@ static attnd_err set_rope(bench_serve_opts *o, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
+// check_model refuses flags of what the model does not have.
+static attnd_err check_model(const bench_serve_opts *o, const bench_opt *table,
+                             attnd_errinfo *info) {
+    static const char *const of_rope[] = {"rope-factor", "rope-interleaved", "rotary-dim"};
+    for (int i = 0; i < 3; i++) {
+        if (o->model.rope_theta == 0 && bench_opts_seen(table, of_rope[i])) {
+            return attnd_fail(info, ATTND_EINVAL, of_rope[i], "--%s needs --rope THETA",
+                              of_rope[i]);
+        }
+    }
+    if (o->model.window == 0 && bench_opts_seen(table, "window-every")) {
+        return attnd_fail(info, ATTND_EINVAL, "window-every", "--window-every needs --window");
+    }
+    return ATTND_OK;
+}
+
 static attnd_err set_transport(bench_serve_opts *o, attnd_errinfo *info) {
     static const char *const names[] = {
         [ATTND_TRANSPORT_AUTO] = "auto",
@@ -201,10 +217,17 @@ static attnd_err set_transport(bench_serve_opts *o, attnd_errinfo *info) {
                       o->transport_name, "nng, ring and auto");
 }
 
+static attnd_err set_length(bench_length *out, const char *flag, const char *text,
+                            attnd_errinfo *info) {
+    attnd_errinfo why;
+    attnd_err err = bench_length_parse(out, text, &why);
+    return err ? attnd_fail(info, err, flag, "--%s: %s", flag, why.text) : ATTND_OK;
+}
+
 static attnd_err set_load(bench_serve_opts *o, const bench_opt *table, attnd_errinfo *info) {
-    attnd_err err = bench_length_parse(&o->load.input, o->input, info);
+    attnd_err err = set_length(&o->load.input, "input", o->input, info);
     if (err == ATTND_OK) {
-        err = bench_length_parse(&o->load.output, o->output, info);
+        err = set_length(&o->load.output, "output", o->output, info);
     }
     o->load.endless = bench_opts_seen(table, "duration");
     o->load.num_requests = o->requests;
@@ -252,6 +275,9 @@ attnd_err bench_serve_parse(bench_serve_opts *o, int argc, char *const *argv, at
     }
     if (err == ATTND_OK) {
         err = set_rope(o, info);
+    }
+    if (err == ATTND_OK) {
+        err = check_model(o, table, info);
     }
     if (err == ATTND_OK) {
         err = set_load(o, table, info);

@@ -80,6 +80,7 @@ static const struct {
     {"decode bf16 32/8 length 12", "case", ATTND_EINVAL},
     {"decode bf16 32/8 q_len 4 kv_len 3", "kv_len", ATTND_EINVAL},
     {"ragged bf16 32/8 batch 128 kv_len 127", "kv_len", ATTND_EINVAL},
+    {"ragged bf16 32/8 batch 4096 q_len 524288 kv_len 16777216", "kv_len", ATTND_EINVAL}, // of 2^31
     {"prefill bf16 32/8 kv_len 100", "q_len", ATTND_EINVAL},
     {"full bf16 32/8 kv_len 100", "q_len", ATTND_EINVAL},
     {"decode bf16 32/8 kv_len 100 new 2", "new", ATTND_EINVAL},

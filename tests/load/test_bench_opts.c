@@ -92,10 +92,12 @@ static const struct {
     {"--count", "", "count", "is not a whole number"},
     {"--count=1", "--count=1", "count", "--count is given twice"},
     {"--big", "99999999999999999999999", "big", "is not a whole number"},
+    {"--big", "9007199254740993", "big", "is not a whole number"}, // 2^53 + 1
     {"--real", "2.6", "real", "\"2.6\" is not a number from -1 to 2.5"},
     {"--real", "nan", "real", "is not a number"},
     {"--real", "x", "real", "is not a number"},
     {"--real32", "1e30", "real32", "is not a number"},
+    {"--real32", "1e-46", "real32", "is not a number"}, // a float of it is 0
     {"--dtype", "f64", "dtype", "\"f64\" is not f32, bf16, f16 or f8e4m3"},
     {"--sinks", "yes", "sinks", "\"yes\" is not on or off"},
     {"--flag=1", NULL, "flag", "--flag takes no value"},

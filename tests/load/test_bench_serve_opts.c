@@ -120,7 +120,16 @@ static const struct {
     {"--connect=x", "--preset=tiny", "--verify-threads", "2", "verify-threads"},
     {"--connect=x", "--preset=tiny", "--rope", "1", "rope"},
     {"--connect=x", "--preset=tiny", "--rope", "x", "rope"},
-    {"--connect=x", "--preset=tiny", "--input", "x", "length"},
+    {"--connect=x", "--preset=tiny", "--rope-factor", "8", "rope-factor"}, // tiny has no RoPE
+    {"--connect=x", "--preset=tiny", "--rope-interleaved", "on", "rope-interleaved"},
+    {"--connect=x", "--preset=gpt-oss-20b", "--rope=none", "--rotary-dim=16", "rotary-dim"},
+    {"--connect=x", "--preset=gpt-oss-20b", "--rope=none", "--rope-factor=8", "rope-factor"},
+    {"--connect=x", "--preset=gpt-oss-20b", "--rope-factor", "0.5", "rope-factor"},
+    {"--connect=x", "--preset=tiny", "--window-every", "2", "window-every"},
+    {"--connect=x", "--preset=gpt-oss-20b", "--window=0", "--window-every=3", "window-every"},
+    {"--connect=x", "--preset=tiny", "--scale", "1e-50", "scale"},
+    {"--connect=x", "--preset=tiny", "--input", "x", "input"},
+    {"--connect=x", "--preset=tiny", "--output", "lognormal:5,nan", "output"},
     {"--connect=x", "--preset=tiny", "--q-heads", "5", "q-heads"},
     {"--connect=x", "--preset=tiny", "--dtype", "f8e4m3", "dtype"},
     {"--connect=x", "--preset=tiny", "--concurrency", "0", "concurrency"},
@@ -132,6 +141,13 @@ START_TEST(what_does_not_go_together_is_refused) {
     attnd_err err = parse((char *[]){"serve", BAD[_i].a, BAD[_i].b, BAD[_i].c, BAD[_i].d, NULL});
     ck_assert_int_ne(err, ATTND_OK);
     ck_assert_str_eq(info.field, BAD[_i].field);
+}
+END_TEST
+
+START_TEST(a_wrong_length_is_refused_by_its_flag) {
+    ATTND_CK_ERR(parse((char *[]){BASE, "--output", "0.5", NULL}), ATTND_EINVAL);
+    ck_assert_str_eq(info.text, "--output: \"0.5\" is neither a number of tokens nor "
+                                "lognormal:MEAN,SIGMA");
 }
 END_TEST
 
@@ -163,6 +179,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, a_duration_is_endless);
     tcase_add_test(tc, help_needs_nothing_else);
     tcase_add_loop_test(tc, what_does_not_go_together_is_refused, 0, NUM_BAD);
+    tcase_add_test(tc, a_wrong_length_is_refused_by_its_flag);
     tcase_add_test(tc, help_lists_the_flags_of_the_readme);
     suite_add_tcase(s, tc);
     return s;
