@@ -76,7 +76,9 @@ struct srv_gpu {
     queue jobs, ended;
     bool stopping, lost, spoilt;
     attnd_errinfo lost_info;
-    uint32_t num_jobs; // as jobs.num; to be looked at without the lock
+    // as above, to be looked at without the lock: both threads do so all the time, and one that
+    // waits for the other's lock sleeps
+    uint32_t num_jobs, num_ended;
     srv_gpu_prep prep;
     // submit thread
     flight flights[DEPTH];
@@ -299,12 +301,10 @@ static void begin(srv_gpu *g, sched_launch *launch) {
         f->stage.num_rows = 0;
     }
     attnd_err err = ATTND_OK;
-    pthread_mutex_lock(&g->lock);
-    if (g->lost) {
+    if (g->lost) { // which this thread alone sets
         err = g->lost_info.code;
         launch->info = g->lost_info;
     }
-    pthread_mutex_unlock(&g->lock);
     if (!err && launch->num_copies > 0) {
         err = kv_copy_run(g->kv, launch->copies, launch->num_copies, &launch->info);
     }
@@ -339,6 +339,7 @@ static void finish(srv_gpu *g, flight *f) {
     g->num--;
     pthread_mutex_lock(&g->lock);
     push(&g->ended, launch);
+    __atomic_store_n(&g->num_ended, g->ended.num, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&g->lock);
     uv_async_send(&g->async);
 }
@@ -488,8 +489,12 @@ static void end_own(srv_gpu *g) {
 
 // take_ended takes in one launch, and tells of the device's end before the first that met it.
 static bool take_ended(srv_gpu *g) {
+    if (!__atomic_load_n(&g->num_ended, __ATOMIC_RELAXED)) {
+        return false;
+    }
     pthread_mutex_lock(&g->lock);
     sched_launch *launch = pop(&g->ended);
+    __atomic_store_n(&g->num_ended, g->ended.num, __ATOMIC_RELAXED);
     bool tell = g->lost && !g->told;
     pthread_mutex_unlock(&g->lock);
     if (tell && launch) {
