@@ -72,6 +72,9 @@ typedef struct attn_device_ops {
     attnd_err (*launch)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
     attnd_err (*upload)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                         attnd_errinfo *info);
+    // uploaded says whether a buffer's last upload is known to have ended.  A launch waits for it in
+    // any case; one of which this is known begins sooner.
+    bool (*uploaded)(attn_device *d, uint32_t buffer);
     attnd_err (*download)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                           attnd_errinfo *info);
     // move copies num_rows rows of row_bytes, pitch apart, within the arena (bytes from its start).

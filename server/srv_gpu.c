@@ -84,6 +84,7 @@ struct srv_gpu {
     flight flights[DEPTH];
     uint32_t first, num; // of flights
     bool watches;        // what is prepared has a flag
+    bool uploaded;       // and is known to be on the device
     uint64_t active_us;  // when a launch with signals ended last, or one was prepared
 };
 
@@ -263,6 +264,7 @@ static void prepare_next(srv_gpu *g) {
     const attn_device_ops *ops = g->opts.device_ops;
     srv_stage *stage = &g->flights[g->first].stage;
     attnd_errinfo info;
+    g->uploaded = false;
     if (srv_gpu_prep_fill(&g->prep, stage, ops, g->device, g->first, &g->watches)) {
         attnd_err err = ops->upload(g->device, g->first, 0, stage->in_bytes, &info);
         if (err) {
@@ -383,6 +385,9 @@ static sched_launch *spin_for_job(srv_gpu *g) {
     }
     while (!own && !has_job(g) && attnd_clock_us() - g->active_us < g->opts.spin_us) {
         own = watches ? srv_gpu_prep_take(&g->prep) : NULL;
+        if (watches && !own && !g->uploaded) {
+            g->uploaded = g->opts.device_ops->uploaded(g->device, g->first);
+        }
         if (g->is_crowded) {
             sched_yield();
         } else {

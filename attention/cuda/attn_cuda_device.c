@@ -46,7 +46,8 @@ typedef struct cuda_device {
     attn_cuda_memory arena;
     cudaStream_t stream, uploads, copies; // copies: of read and write
     cudaEvent_t marks[ATTN_DEVICE_BUFFERS], uploaded[ATTN_DEVICE_BUFFERS];
-    bool aside[ATTN_DEVICE_BUFFERS];                  // the last upload was in `uploads`
+    bool aside[ATTN_DEVICE_BUFFERS];   // the last upload was in `uploads`
+    bool awaited[ATTN_DEVICE_BUFFERS]; // and is not known to have ended
     uint64_t upload_us[ATTN_DEVICE_BUFFERS], lead_us; // lead: of the last launch's upload before it
     plan_slot plans[ATTN_DEVICE_BUFFERS][PLANS];
     attn_cuda_plan *planned[ATTN_DEVICE_BUFFERS];
@@ -264,12 +265,10 @@ static attnd_err device_check_row(const attn_device *pub, const attn_shape *shap
 
 // ---- in stream order
 
-// device_launch: a launch whose upload is known to have ended need not wait for it.
 static attnd_err device_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
     cuda_device *d = of(pub);
     d->lead_us = attnd_clock_us() - d->upload_us[buffer];
-    if (d->aside[buffer] && cudaEventQuery(d->uploaded[buffer]) != cudaSuccess) {
-        (void)cudaGetLastError();
+    if (d->awaited[buffer]) {
         TRY_CUDA(cudaStreamWaitEvent(d->stream, d->uploaded[buffer], 0));
     }
     return attn_cuda_launch(d->planned[buffer], d->stream, info);
@@ -293,12 +292,21 @@ static attnd_err device_upload(attn_device *pub, uint32_t buffer, uint64_t off, 
     bool aside = d->lead_us > ASIDE_US;
     cudaStream_t stream = aside ? d->uploads : d->stream;
     attnd_err err = copy_in(d, buffer, off, bytes, stream, info);
-    d->aside[buffer] = aside;
+    d->aside[buffer] = d->awaited[buffer] = aside;
     d->upload_us[buffer] = attnd_clock_us();
     if (aside) {
         TRY_CUDA(cudaEventRecord(d->uploaded[buffer], stream));
     }
     return err;
+}
+
+static bool device_uploaded(attn_device *pub, uint32_t buffer) {
+    cuda_device *d = (cuda_device *)pub;
+    if (d->awaited[buffer]) {
+        d->awaited[buffer] = cudaEventQuery(d->uploaded[buffer]) != cudaSuccess;
+        (void)cudaGetLastError();
+    }
+    return !d->awaited[buffer];
 }
 
 static attnd_err device_download(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
@@ -457,6 +465,7 @@ const attn_device_ops attn_cuda_device_ops = {
     .plan = device_plan,
     .launch = device_launch,
     .upload = device_upload,
+    .uploaded = device_uploaded,
     .download = device_download,
     .move = device_move,
     .read = device_read,

@@ -221,6 +221,12 @@ static attnd_err transfer(fake_device *d, work w, attnd_errinfo *info) {
     return append(d, w, info);
 }
 
+static bool fake_uploaded(attn_device *pub, uint32_t buffer) {
+    (void)pub;
+    (void)buffer;
+    return true;
+}
+
 static attnd_err fake_download(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                                attnd_errinfo *info) {
     return transfer(of(d), (work){.kind = DOWNLOAD, .buffer = buffer, .a = off, .b = bytes}, info);
@@ -425,6 +431,7 @@ const attn_device_ops fake_device_ops = {
     .plan = fake_plan,
     .launch = fake_launch,
     .upload = fake_upload,
+    .uploaded = fake_uploaded,
     .download = fake_download,
     .move = fake_move,
     .read = fake_read,
