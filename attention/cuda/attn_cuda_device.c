@@ -20,7 +20,8 @@ enum {
     PLANS = 32,              // of one buffer: KV shapes met lately
     MAX_RECORDS = 16 * 1024, // of a plan, 5 MiB; a launch that needs more is refused as too large
     DECODE_TOKENS = 8,       // query tokens a row that a new plan has room for
-    ASIDE_US = 50,           // an upload that precedes its launch by more may be made aside
+    EARLY_US = 50,           // an upload is early when its launch comes so much later
+    EARLY_MOST = 16,
 };
 
 #define TRY_CUDA(call)                                    \
@@ -48,7 +49,8 @@ typedef struct cuda_device {
     cudaEvent_t marks[ATTN_DEVICE_BUFFERS], uploaded[ATTN_DEVICE_BUFFERS];
     bool aside[ATTN_DEVICE_BUFFERS];   // the last upload was in `uploads`
     bool awaited[ATTN_DEVICE_BUFFERS]; // and is not known to have ended
-    uint64_t upload_us[ATTN_DEVICE_BUFFERS], lead_us; // lead: of the last launch's upload before it
+    uint64_t upload_us[ATTN_DEVICE_BUFFERS];
+    int32_t early; // of the last uploads that were launched, early ones less others, 0 to EARLY_MOST
     plan_slot plans[ATTN_DEVICE_BUFFERS][PLANS];
     attn_cuda_plan *planned[ATTN_DEVICE_BUFFERS];
     uint64_t uses;
@@ -158,6 +160,7 @@ static attnd_err device_open(attn_device **out, const attn_device_opts *opts, at
     }
     d->pub.ops = &attn_cuda_device_ops;
     d->ordinal = opts->ordinal;
+    d->early = EARLY_MOST;
     d->max_rows = opts->max_rows;
     d->arena.fd = -1;
     err = make_engine(d, info); // the context is current from here on
@@ -265,9 +268,17 @@ static attnd_err device_check_row(const attn_device *pub, const attn_shape *shap
 
 // ---- in stream order
 
+static void note_lead(cuda_device *d, uint64_t lead_us) {
+    if (lead_us > EARLY_US) {
+        d->early += d->early < EARLY_MOST;
+    } else {
+        d->early -= d->early > 0;
+    }
+}
+
 static attnd_err device_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
     cuda_device *d = of(pub);
-    d->lead_us = attnd_clock_us() - d->upload_us[buffer];
+    note_lead(d, attnd_clock_us() - d->upload_us[buffer]);
     if (d->awaited[buffer]) {
         TRY_CUDA(cudaStreamWaitEvent(d->stream, d->uploaded[buffer], 0));
     }
@@ -285,11 +296,11 @@ static attnd_err copy_in(cuda_device *d, uint32_t buffer, uint64_t off, uint64_t
 // device_upload: no work uses the buffer, so its copies need not follow any.  In the launches'
 // stream they cost the launch behind them 2 us and its flag another 2, also when they ended long
 // before (H200, MPS).  In a stream of their own they cost a launch that has to wait for them more,
-// so they are made there once a launch came long after its upload.
+// so they are made there while most uploads are early.
 static attnd_err device_upload(attn_device *pub, uint32_t buffer, uint64_t off, uint64_t bytes,
                                attnd_errinfo *info) {
     cuda_device *d = of(pub);
-    bool aside = d->lead_us > ASIDE_US;
+    bool aside = d->early > EARLY_MOST / 2;
     cudaStream_t stream = aside ? d->uploads : d->stream;
     attnd_err err = copy_in(d, buffer, off, bytes, stream, info);
     d->aside[buffer] = d->awaited[buffer] = aside;
