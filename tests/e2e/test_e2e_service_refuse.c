@@ -301,11 +301,15 @@ END_TEST
 
 static Suite *suite(void) {
     Suite *all = suite_create("e2e_service_refuse");
-    TCase *tc = tcase_create("refusals");
+    TCase *tc = tcase_create("regions");
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, a_bad_request_for_a_region_says_why);
     tcase_add_test(tc, regions_can_be_turned_off);
     tcase_add_test(tc, a_region_is_all_zero_whoever_had_its_memory);
+    suite_add_tcase(all, tc);
+
+    tc = tcase_create("calls");
+    tcase_set_timeout(tc, 120);
     tcase_add_test(tc, a_bad_call_is_refused_whole);
     tcase_add_test(tc, a_pair_belongs_to_one_call_and_calls_are_bounded);
     tcase_add_test(tc, a_stream_whose_call_is_refused_ends);
