@@ -13,6 +13,7 @@
 // What is used of the driver, and how it is declared in cuda.h.
 #define DRIVER_MAP(XX)                                 \
     XX(get_error, cuGetErrorString)                    \
+    XX(synchronize, cuCtxSynchronize)                  \
     XX(get_granularity, cuMemGetAllocationGranularity) \
     XX(reserve, cuMemAddressReserve)                   \
     XX(unreserve, cuMemAddressFree)                    \
@@ -70,6 +71,20 @@ static attnd_err failed(CUresult code, const char *what, uint64_t bytes, attnd_e
         info->detail = (int32_t)code;
     }
     return err;
+}
+
+// refused tells memory that cannot be taken over, ATTND_EINVAL, from a device that has ended, as by
+// an end of MPS since the context was made: of the latter no call works any more, and the memory
+// may well be good.
+static attnd_err refused(CUresult code, const char *what, uint64_t bytes, attnd_errinfo *info) {
+    attnd_err err = failed(code, what, bytes, info);
+    if (err == ATTND_ENOMEM || driver.synchronize() != CUDA_SUCCESS) {
+        return err;
+    }
+    if (info) {
+        info->code = ATTND_EINVAL;
+    }
+    return ATTND_EINVAL;
 }
 
 static CUmemAllocationProp properties(int32_t device) {
@@ -163,16 +178,13 @@ static attnd_err import(attn_cuda_memory *m, int32_t device, int fd, attnd_errin
     }
     CUresult code = driver.import_handle(&handle, (void *)(uintptr_t)fd,
                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    if (code == CUDA_ERROR_OUT_OF_MEMORY) {
-        return failed(code, "cuMemImportFromShareableHandle", m->bytes, info);
-    }
     if (code) {
-        return attnd_fail(info, ATTND_EINVAL, "memory", "the descriptor is no memory of a GPU");
+        return refused(code, "cuMemImportFromShareableHandle", m->bytes, info);
     }
     m->handle = handle;
     code = driver.get_properties(&props, handle);
     if (code) {
-        return failed(code, "cuMemGetAllocationPropertiesFromHandle", m->bytes, info);
+        return refused(code, "cuMemGetAllocationPropertiesFromHandle", m->bytes, info);
     }
     if (props.location.type != CU_MEM_LOCATION_TYPE_DEVICE || props.location.id != device) {
         return attnd_fail(info, ATTND_EINVAL, "memory", "it is of device %d, not %d",
@@ -197,7 +209,7 @@ attnd_err attn_cuda_memory_adopt(attn_cuda_memory *out, int32_t device, uint64_t
     if (!err) {
         const char *what;
         CUresult code = map(&m, device, unit, &what);
-        err = code ? failed(code, what, bytes, info) : ATTND_OK;
+        err = code ? refused(code, what, bytes, info) : ATTND_OK;
     }
     if (err) {
         attn_cuda_memory_close(&m); // the descriptor stays the caller's

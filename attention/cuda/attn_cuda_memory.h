@@ -29,8 +29,8 @@ attnd_err attn_cuda_memory_open(attn_cuda_memory *out, int32_t device, uint64_t 
                                 attnd_errinfo *info);
 
 // attn_cuda_memory_adopt maps the memory that another process has made with the same bytes; fd is
-// *out's on success.  was_bytes is what that process got.  ATTND_EINVAL: the descriptor is no
-// memory of this device, or of another size.  Else as attn_cuda_memory_open.
+// *out's on success.  was_bytes is what that process got.  ATTND_EINVAL: the device works, but
+// the descriptor is no memory of it, or of another size.  Else as attn_cuda_memory_open.
 attnd_err attn_cuda_memory_adopt(attn_cuda_memory *out, int32_t device, uint64_t bytes, int fd,
                                  uint64_t was_bytes, attnd_errinfo *info);
 
