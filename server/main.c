@@ -11,7 +11,9 @@
 enum { EXIT_USAGE = 2 };
 
 static int fail(const attnd_errinfo *info, const char *hint, int status) {
-    fprintf(stderr, "attnd: %s%s\n", info->text, hint);
+    if (info->text[0]) {
+        fprintf(stderr, "attnd: %s%s\n", info->text, hint);
+    }
     return status;
 }
 

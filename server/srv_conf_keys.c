@@ -56,7 +56,9 @@ const srv_conf_key srv_conf_keys[] = {
      "The longest pause before a worker that keeps dying within 10 s is started again; 0: none.  "
      "After three starts in a row whose worker died before it served comes one with an empty "
      "cache, "
-     "since what kills them may lie there; after six attnd itself ends, with status 1."},
+     "since what kills them may lie there; after six attnd itself ends, with status 1.  Starts "
+     "that find the GPU out of reach (its MPS server ends, its driver is loaded anew, another "
+     "process has it or its memory) do not count: they are repeated until one finds it."},
 
     {"cache", "memory", SRV_CONF_SIZE, CONF(memory_bytes), "1GiB", MIB, 64ull << 40, NULL, false,
      "Size of the arena that KV blocks lie in: at least one slab, and a slab for each size of "

@@ -34,6 +34,7 @@ enum {
     FORK_PAUSE_MS = 1000,
     EMPTY_AFTER = 3, // starts in a row without a worker that is ready
     FAIL_AFTER = 6,
+    SAY_AGAIN_MS = 600000, // what is waited for
 };
 
 typedef struct kept {
@@ -50,12 +51,15 @@ typedef struct keeper {
     char address[NAME_BYTES]; // of messages, '@' first
     pid_t worker;             // 0 = none
     bool ready, was_ready;    // this worker, any worker
-    bool stopping, watched;
+    bool stopping;
     bool reload;             // SIGHUP came that is to be passed on
     bool reloading;          // it was passed on to this worker, which has not said that it is done
     bool reload_again;       // the worker before was given it, too, and died
     uint32_t failed, deaths; // in a row: starts, workers that served for less than CALM_MS
-    uint64_t ready_ms, start_at_ms, max_pause_ms;
+    uint32_t waits;          // in a row: starts that found no device, which neither of these counts
+    char no_device[ATTND_ERR_TEXT_BYTES]; // why this worker found none, "" = not that it is known
+    char said[ATTND_ERR_TEXT_BYTES];      // of that, last
+    uint64_t ready_ms, start_at_ms, said_ms, max_pause_ms, watchdog_ms; // 0 = nobody watches
 } keeper;
 
 // ---- descriptors
@@ -137,7 +141,7 @@ static void pass_reload(keeper *k) {
 static void on_ready(keeper *k) {
     k->ready = k->was_ready = true;
     k->ready_ms = attnd_clock_ms();
-    k->failed = 0;
+    k->failed = k->waits = 0;
     pass_reload(k);
 }
 
@@ -164,7 +168,8 @@ static void take_message(keeper *k, const char *text, int *fd) {
     value(text, "FDNAME", name, sizeof(name));
     bool conf = strcmp(name, SRV_KEEPER_CONF) == 0; // never without one
     bool reloaded = value(text, SRV_NOTIFY_RELOADED, one, sizeof(one));
-    if (!conf && !reloaded) {
+    bool no_device = value(text, SRV_NOTIFY_NO_DEVICE, k->no_device, sizeof(k->no_device));
+    if (!conf && !reloaded && !no_device) {
         tell_above(k, text, *fd);
     }
     if (value(text, "READY", one, sizeof(one))) {
@@ -246,7 +251,7 @@ static void place_fds(const keeper *k) {
     setenv("LISTEN_FDNAMES", names, 1);
     snprintf(number, sizeof(number), "%d", (int)getpid());
     setenv("LISTEN_PID", number, 1);
-    if (k->watched) {
+    if (k->watchdog_ms) {
         setenv("WATCHDOG_PID", number, 1);
     }
     setenv("NOTIFY_SOCKET", k->address, 1);
@@ -277,11 +282,34 @@ static void start(keeper *k) {
         exec_worker(k, parent);
     }
     k->ready = false;
+    k->no_device[0] = '\0';
     k->worker = child > 0 ? child : 0;
     k->start_at_ms = child > 0 ? UINT64_MAX : attnd_clock_ms() + FORK_PAUSE_MS;
     if (child < 0) {
         attnd_log(ATTND_LOG_ERROR, "keeper", "fork: %s", strerror(errno));
     }
+}
+
+static uint64_t pause_of(const keeper *k, uint32_t doublings) {
+    uint64_t ms = doublings ? (uint64_t)PAUSE_MS << (doublings < 10 ? doublings - 1 : 9) : 0;
+    return ms < k->max_pause_ms ? ms : k->max_pause_ms;
+}
+
+// wait_for_device counts a start that found no device, says so, the log not every time, and returns
+// how long to wait until the next one.
+static uint64_t wait_for_device(keeper *k) {
+    char status[sizeof(k->no_device) + 64];
+    uint64_t now = attnd_clock_ms();
+    bool is_news = k->waits++ == 0 || strcmp(k->said, k->no_device) != 0;
+    if (is_news || now - k->said_ms >= SAY_AGAIN_MS) {
+        attnd_log(ATTND_LOG_WARN, "keeper", "no device to start with: %s: it is waited for%s",
+                  k->no_device, find(k, "ledger") ? ", with the cache" : "");
+        strcpy(k->said, k->no_device);
+        k->said_ms = now;
+    }
+    snprintf(status, sizeof(status), "STATUS=waits for the device: %s", k->no_device);
+    tell_above(k, status, -1);
+    return pause_of(k, k->waits);
 }
 
 // pause_after counts a worker's end and returns how long to wait until the next one.
@@ -297,9 +325,49 @@ static uint64_t pause_after(keeper *k) {
         forget(k, "ledger");
         forget(k, "arena");
     }
-    uint32_t doublings = k->deaths > CALM_DEATHS ? k->deaths - CALM_DEATHS : k->failed;
-    uint64_t ms = doublings ? (uint64_t)PAUSE_MS << (doublings < 10 ? doublings - 1 : 9) : 0;
-    return ms < k->max_pause_ms ? ms : k->max_pause_ms;
+    return pause_of(k, k->deaths > CALM_DEATHS ? k->deaths - CALM_DEATHS : k->failed);
+}
+
+// status_of returns what the keeper would end with.  A worker that is stopped while it starts may
+// not listen yet, and die of the signal: it was stopped.
+static int status_of(const keeper *k, int how) {
+    if (WIFEXITED(how)) {
+        return WEXITSTATUS(how);
+    }
+    bool is_stop = WTERMSIG(how) == SIGTERM || WTERMSIG(how) == SIGINT;
+    return k->stopping && is_stop ? 0 : 128 + WTERMSIG(how);
+}
+
+// start_later has a worker that has died followed by another; false, with *status, when that makes
+// no sense any more.
+static bool start_later(keeper *k, int how, int *status) {
+    uint64_t ms = pause_after(k);
+    attnd_log(ATTND_LOG_WARN, "keeper", "the worker ended by %s %d: started again in %u ms%s",
+              WIFEXITED(how) ? "exit status" : "signal",
+              WIFEXITED(how) ? WEXITSTATUS(how) : WTERMSIG(how), (unsigned)ms,
+              find(k, "ledger") ? ", with its cache" : "");
+    if (k->failed >= FAIL_AFTER) {
+        attnd_log(ATTND_LOG_ERROR, "keeper", "%d starts in a row failed", FAIL_AFTER);
+        *status = 1;
+        return false;
+    }
+    tell_above(k, "STATUS=the worker is started again", -1);
+    k->start_at_ms = attnd_clock_ms() + ms;
+    return true;
+}
+
+// ended_without_device is ended for a worker that found no device; how it ended says no more.
+static bool ended_without_device(keeper *k, int *status) {
+    if (k->stopping) { // nothing else could come of the start
+        *status = 0;
+        return true;
+    }
+    if (!k->was_ready && !find(k, "ledger")) {
+        fprintf(stderr, "attnd: %s\n", k->no_device);
+        return true;
+    }
+    k->start_at_ms = attnd_clock_ms() + wait_for_device(k);
+    return false;
 }
 
 // ended reaps a worker that has died; true when the keeper ends, too, with *status.
@@ -309,23 +377,14 @@ static bool ended(keeper *k, int *status) {
     keep_reload(k);
     waitpid(k->worker, &how, 0);
     k->worker = 0;
-    *status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
+    *status = status_of(k, how);
+    if (k->no_device[0]) {
+        return ended_without_device(k, status);
+    }
     if (k->stopping || *status == 0 || (WIFEXITED(how) && !k->was_ready)) {
         return true;
     }
-    uint64_t ms = pause_after(k);
-    attnd_log(ATTND_LOG_WARN, "keeper", "the worker ended by %s %d: started again in %u ms%s",
-              WIFEXITED(how) ? "exit status" : "signal",
-              WIFEXITED(how) ? WEXITSTATUS(how) : WTERMSIG(how), (unsigned)ms,
-              find(k, "ledger") ? ", with its cache" : "");
-    if (k->failed >= FAIL_AFTER) {
-        attnd_log(ATTND_LOG_ERROR, "keeper", "%d starts in a row failed", FAIL_AFTER);
-        *status = 1;
-        return true;
-    }
-    tell_above(k, "STATUS=the worker is started again", -1);
-    k->start_at_ms = attnd_clock_ms() + ms;
-    return false;
+    return !start_later(k, how, status);
 }
 
 // ---- signals
@@ -385,13 +444,27 @@ static bool open_all(keeper *k) {
     return true;
 }
 
+// nap_ms returns for how long nothing is to be done.  Whoever watches hears from the worker, and
+// while there is none from us.
+static int nap_ms(const keeper *k, uint64_t now) {
+    if (k->worker) {
+        return -1;
+    }
+    uint64_t ms = k->start_at_ms > now ? k->start_at_ms - now : 0;
+    if (k->watchdog_ms) {
+        tell_above(k, "WATCHDOG=1", -1);
+        ms = ms < k->watchdog_ms / 2 ? ms : k->watchdog_ms / 2;
+    }
+    return (int)ms;
+}
+
 int srv_keeper_run(int argc, char **argv, const srv_conf *conf) {
     static keeper k;
     int status = 1;
     k = (keeper){.argv = argv,
                  .max_pause_ms = conf->restart_pause_ms,
                  .above = getenv("NOTIFY_SOCKET"),
-                 .watched = srv_notify_watchdog_ms() != 0};
+                 .watchdog_ms = srv_notify_watchdog_ms()};
     if (argc > MAX_ARGS) {
         fprintf(stderr, "attnd: more than %d arguments\n", MAX_ARGS);
         return 2;
@@ -410,7 +483,7 @@ int srv_keeper_run(int argc, char **argv, const srv_conf *conf) {
         }
         struct pollfd fds[] = {{.fd = k.signals, .events = POLLIN},
                                {.fd = k.messages, .events = POLLIN}};
-        poll(fds, 2, k.worker ? -1 : (int)(k.start_at_ms > now ? k.start_at_ms - now : 0));
+        poll(fds, 2, nap_ms(&k, now));
         hear(&k);
         struct signalfd_siginfo info;
         while (!over && read(k.signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {

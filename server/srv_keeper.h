@@ -22,6 +22,9 @@
 //                               when one dies that has not said that it has reloaded; to no third
 //     worker exits with 0       so does the keeper
 //     worker fails its first start    so does the keeper, with its exit status
+//     worker finds no device    it is started again until it does, ever later, and with the cache:
+//                               nothing is wrong with that (srv_resume_later).  A first start fails
+//                               unless there is a cache, from systemd's store
 //     worker dies later         it is started again, at once; ever later when it keeps dying, and
 //                               with an empty cache when three starts in a row got nowhere: what
 //                               kills it may lie there.  After six the keeper fails, too

@@ -75,6 +75,10 @@ void srv_notify_reloaded(void) {
     tell(SRV_NOTIFY_RELOADED "=1", "", "", -1);
 }
 
+void srv_notify_no_device(const char *why) {
+    tell(SRV_NOTIFY_NO_DEVICE "=", why, "", -1);
+}
+
 void srv_notify_store(const char *name, int fd) {
     if (fd >= 0) {
         srv_notify_forget(name);

@@ -20,6 +20,10 @@ void srv_notify_alive(void);
 #define SRV_NOTIFY_RELOADED "X_RELOADED"
 void srv_notify_reloaded(void);
 
+// SRV_NOTIFY_NO_DEVICE is another: the start has found no device that it could open, and why.
+#define SRV_NOTIFY_NO_DEVICE "X_NO_DEVICE"
+void srv_notify_no_device(const char *why);
+
 // srv_notify_store has a descriptor kept under a name, in the place of one of that name;
 // srv_notify_forget has it closed.
 void srv_notify_store(const char *name, int fd);

@@ -11,6 +11,7 @@
 #include "proto/clock.h"
 #include "proto/log.h"
 #include "server/srv_inherit.h"
+#include "server/srv_keeper.h"
 #include "server/srv_notify.h"
 #include "server/srv_process.h"
 
@@ -53,6 +54,13 @@ attnd_err srv_resume_arena(kv_arena *arena, srv_resume_open_cb *open, void *ctx,
         srv_notify_store(arena_name, arena->fd);
     }
     return err;
+}
+
+void srv_resume_later(attnd_errinfo *info) {
+    if (srv_inherit_fd(SRV_KEEPER_CONF) >= 0) {
+        srv_notify_no_device(info->text);
+        info->text[0] = '\0';
+    }
 }
 
 void srv_resume_give_up(void) {

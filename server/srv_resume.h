@@ -23,6 +23,17 @@ typedef attnd_err srv_resume_open_cb(void *ctx, int fd, uint64_t bytes, kv_arena
 attnd_err srv_resume_arena(kv_arena *arena, srv_resume_open_cb *open, void *ctx, int *ledger_fd,
                            attnd_errinfo *info);
 
+// srv_resume_later is for a start that ends because no device could be opened, whatever the error
+// was: to make a context is refused while MPS ends (cudaErrorMpsServerNotReady and its kind) and
+// while another process has the device to itself (cudaErrorDevicesUnavailable); there is no driver,
+// or no device, while the driver is loaded anew (ATTND_ENOTSUP, cudaErrorSystemNotReady); and
+// memory is short while others have not let go of theirs (ATTND_ENOMEM).  All that may pass, none
+// of it speaks against the cache.  ATTND_EINVAL of srv_resume_open_cb, which does, never gets here,
+// nor does what comes behind the opening, as of the ledger.
+//
+// A keeper is told, and has it as its own to say why (srv_keeper.h): info->text is left empty.
+void srv_resume_later(attnd_errinfo *info);
+
 // srv_resume_give_up has the next run begin with an empty cache.
 void srv_resume_give_up(void);
 

@@ -682,6 +682,7 @@ static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
     int ledger_fd;
     attnd_err err = srv_resume_arena(&s->arena, open_on_gpu, &g, &ledger_fd, info);
     if (err) {
+        srv_resume_later(info);
         return err;
     }
     s->backend = srv_gpu_backend(g.gpu);

@@ -13,8 +13,8 @@
 
 // srv_server_run serves until it is drained.  On success "attnd ready: ..." was written to standard
 // output as one line when clients could connect, and ATTND_OK comes back at the end.  On failure
-// *info says what could not be made, or that the device was lost while it served (ATTND_ECUDA).
-// args are borrowed, for SIGHUP.
+// *info says what could not be made, or that the device was lost while it served (ATTND_ECUDA); it
+// has no text when that is the keeper's to say (srv_resume_later).  args are borrowed, for SIGHUP.
 attnd_err srv_server_run(const srv_args *args, const srv_conf *conf, attnd_errinfo *info);
 
 #endif

@@ -3,8 +3,11 @@
 //     FAULTY_LAUNCH  a call in front of the launch is refused; the device lives on
 //     FAULTY_LOSS    the kernel is given a block table that leads out of the arena
 //     FAULTY_MEMORY  so it is, and the memory is said to be spoilt
-// or by the bytes of a region: FAULTY_REGION, there is no memory for it.
+// or by the bytes of a region: FAULTY_REGION, there is no memory for it.  With ATTND_FAULTY_OPEN
+// there, too, it cannot be opened as often as the file of that name has letters: the last one is
+// cut off, and says what is answered.
 // Under it lies a real GPU, or the fake one (FAULTY_FAKE).  This file stands in for srv_device.c.
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,6 +24,33 @@
 #endif
 
 static bool is_refused[ATTN_DEVICE_BUFFERS], is_spoilt;
+
+// take_letter cuts the last letter off a file and returns it, 0 when there is none.
+static char take_letter(const char *path) {
+    char letter = 0;
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    off_t last = fd >= 0 ? lseek(fd, 0, SEEK_END) - 1 : -1;
+    if (last >= 0 && (pread(fd, &letter, 1, last) != 1 || ftruncate(fd, last) != 0)) {
+        letter = 0;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return letter;
+}
+
+static attnd_err open_device(attn_device **out, const attn_device_opts *opts, attnd_errinfo *info) {
+    switch (getenv("ATTND_FAULTY") ? take_letter(getenv("ATTND_FAULTY_OPEN")) : 0) {
+    case FAULTY_CONTEXT:
+        return attnd_fail(info, ATTND_ECUDA, "cuda", "cudaSetDevice: no context, as was asked for");
+    case FAULTY_ABSENT:
+        return attnd_fail(info, ATTND_ENOTSUP, "device", "no device, as was asked for");
+    case FAULTY_FULL:
+        return attnd_fail(info, ATTND_ENOMEM, "cuda", "cudaMalloc: full, as was asked for");
+    default:
+        return DEVICE.open(out, opts, info);
+    }
+}
 
 // lead_astray overwrites a row's table in the host side of the buffer, which goes up next.
 static void lead_astray(const attn_device_buffer *b, const attn_row *row) {
@@ -77,6 +107,7 @@ static bool spoilt(attn_device *d) {
 const attn_device_ops *srv_device_cuda(void) {
     static attn_device_ops ops;
     ops = DEVICE;
+    ops.open = open_device;
     ops.plan = plan;
     ops.launch = launch;
     ops.spoilt = spoilt;

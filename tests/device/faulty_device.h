@@ -7,4 +7,7 @@
 enum { FAULTY_LAUNCH = 13, FAULTY_LOSS = 17, FAULTY_MEMORY = 19 }; // query tokens of a row
 enum { FAULTY_REGION = 13 };                                       // bytes of a region
 
+// Letters of ATTND_FAULTY_OPEN: ATTND_ECUDA, ATTND_ENOTSUP, ATTND_ENOMEM.
+enum { FAULTY_CONTEXT = 'c', FAULTY_ABSENT = 'a', FAULTY_FULL = 'f' };
+
 #endif

@@ -2,8 +2,10 @@
 // asked for by the number of query tokens (tests/device).  ATTND_E2E_BINARY names the daemon:
 // attnd_fake, or attnd_faulty on a machine with a GPU.
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "proto/client/attnd.h"
 #include "proto/dtype.h"
@@ -13,11 +15,13 @@
 enum { HEADS = 4, KV_HEADS = 2, DIM = 64, LAYERS = 2, MAX_ROWS = 64, LOST_MS = 10000 };
 enum { INVALID_VALUE = 1, ILLEGAL_ADDRESS = 700 }; // of CUDA
 
-static const char *const flags[] = {"--set", "cache.memory=64MiB", "--set", "cache.slab=1MiB",
-                                    NULL};
+static const char *const flags[] = {
+    "--set", "cache.memory=64MiB",        "--set", "cache.slab=1MiB",
+    "--set", "server.restart_pause=50ms", NULL};
 static const attnd_transport transports[] = {ATTND_TRANSPORT_NNG, ATTND_TRANSPORT_RING};
 
 static e2e_daemon d;
+static char opens[96]; // ATTND_FAULTY_OPEN
 static attnd_errinfo info;
 
 // runtime is a client with one sequence.
@@ -108,6 +112,8 @@ static void begin_with(bool keeper, int which) {
     setenv("ATTND_FAULTY", "1", 1);
     e2e_dir(&d);
     d.keeper = keeper;
+    snprintf(opens, sizeof(opens), "%s/opens", d.dir);
+    setenv("ATTND_FAULTY_OPEN", opens, 1);
     e2e_start(&d, flags);
     join(&a, which);
     join(&b, which);
@@ -252,6 +258,41 @@ START_TEST(the_cache_outlives_the_loss_of_its_device) {
 }
 END_TEST
 
+static void write_opens(const char *letters) {
+    FILE *f = fopen(opens, "w");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_ge(fputs(letters, f), 0);
+    fclose(f);
+}
+
+// a has 40 ones, b has one.
+START_TEST(the_cache_waits_for_a_device_that_cannot_be_opened) {
+    const float big = 100;
+    uint64_t step;
+    struct stat left;
+    begin_with(true, _i);
+    write_opens("cacfccccccc");
+    lose(&a, FAULTY_LOSS);
+    await_end();
+    ATTND_CK_OK(reconnect(&a));
+    ATTND_CK_OK(reconnect(&b));
+    ck_assert_int_eq(stat(opens, &left), 0);
+    ck_assert_int_eq(left.st_size, 0); // all eleven were met
+    double got = mean(&a, a.seq, &big, 1, NULL, &step), want = (40 + 100) / 41.0;
+    ck_assert_double_lt(fabs(got / want - 1), 1.0 / 128);
+    commit(&a, step, 1, NULL);
+    got = mean(&b, b.seq, &big, 1, NULL, &step);
+    want = (1 + 100) / 2.0;
+    ck_assert_double_lt(fabs(got / want - 1), 1.0 / 128);
+    commit(&b, step, 1, NULL);
+    ck_assert(e2e_log_has(&d, "no context, as was asked for: it is waited for, with the cache"));
+    ck_assert(!e2e_log_has(&d, "given up"));
+    ck_assert(!e2e_log_has(&d, "starts empty"));
+    end();
+    e2e_stop(&d);
+}
+END_TEST
+
 START_TEST(a_cache_whose_memory_is_spoilt_is_given_up) {
     begin_with(true, _i);
     lose(&a, FAULTY_MEMORY);
@@ -270,6 +311,7 @@ START_TEST(a_gpu_that_is_not_there_is_a_line_at_the_start) {
     const char *const other[] = {"--device", "cuda:99", NULL};
     memset(&d, 0, sizeof(d));
     e2e_dir(&d);
+    d.keeper = _i;
     e2e_try_start(&d, other);
     ck_assert_int_eq(e2e_wait(&d, LOST_MS), 1);
     ck_assert(e2e_log_has(&d, "there is no cuda:99, the machine has"));
@@ -286,8 +328,9 @@ static Suite *suite(void) {
     tcase_add_loop_test(tc, a_launch_error_reaches_the_request_it_belongs_to, 0, 2);
     tcase_add_loop_test(tc, a_lost_device_fails_what_runs_and_ends_the_daemon, 0, 2);
     tcase_add_loop_test(tc, the_cache_outlives_the_loss_of_its_device, 0, 2);
+    tcase_add_loop_test(tc, the_cache_waits_for_a_device_that_cannot_be_opened, 0, 2);
     tcase_add_loop_test(tc, a_cache_whose_memory_is_spoilt_is_given_up, 0, 2);
-    tcase_add_test(tc, a_gpu_that_is_not_there_is_a_line_at_the_start);
+    tcase_add_loop_test(tc, a_gpu_that_is_not_there_is_a_line_at_the_start, 0, 2);
     suite_add_tcase(s, tc);
     return s;
 }
