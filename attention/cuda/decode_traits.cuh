@@ -49,7 +49,7 @@ struct decode_traits {
     static constexpr int kStageTokensLog2 = kStageTokens == 128 ? 7 : 6;
     static constexpr int kStageBytes = kStageTokens * kRowBytes; // of K, and of V
     static_assert(1 << kStageTokensLog2 == kStageTokens, "stages begin at multiples of their size");
-    static constexpr int kStages = kBulk ? 6 : 2; // 192 KiB; 64 KiB suit any GPU since sm_80
+    static constexpr int kStages = kBulk ? 5 : 2; // 160 KiB; 64 KiB suit any GPU since sm_80
     // Stages to prefetch while the launch before ends.  More take the memory from its merges.
     static constexpr int kEarlyStages = kBulk ? 3 : 0;
     // Stages on their way at a time; the others hold what has landed, for when the consumers pass
