@@ -20,7 +20,7 @@
 
 #include "attention/attn.h"
 
-enum { ATTN_DEVICE_BUFFERS = 2 };
+enum { ATTN_DEVICE_BUFFERS = 2, ATTN_DEVICE_GATE_US = 50 };
 
 typedef struct attn_device attn_device;
 
@@ -72,8 +72,8 @@ typedef struct attn_device_ops {
     attnd_err (*launch)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
     attnd_err (*upload)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                         attnd_errinfo *info);
-    // uploaded says whether a buffer's last upload is known to have ended.  A launch waits for it in
-    // any case; one of which this is known begins sooner.
+    // uploaded says whether a buffer's last upload is known to have ended.  A launch waits for it
+    // in any case; one of which this is known begins sooner.
     bool (*uploaded)(attn_device *d, uint32_t buffer);
     attnd_err (*download)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                           attnd_errinfo *info);
@@ -103,9 +103,19 @@ typedef struct attn_device_ops {
     attnd_err (*flags_map)(attn_device *d, void *base, uint64_t bytes, uint64_t *address,
                            attnd_errinfo *info);
     void (*flags_unmap)(attn_device *d, void *base);
-    // signal writes value to an address of flags_map, in the order of the buffers' work: what
-    // launches before it have written can be seen by whoever sees it.
-    attnd_err (*signal)(attn_device *d, uint64_t address, uint32_t value, attnd_errinfo *info);
+    // signal answers a pair (proto_region.h), in memory of flags_map or of a region, in the order
+    // of the buffers' work: it stores ready = 0 and done = 1 at once.  What launches before it have
+    // written can be seen by whoever sees it.
+    attnd_err (*signal)(attn_device *d, uint64_t pair, attnd_errinfo *info);
+    // launch_gated launches what is planned behind a gate: a kernel that waits until ready is
+    // raised in a device pair, and then lets the launch begin, which is signaled behind.  If it is
+    // not raised within ATTN_DEVICE_GATE_US nothing is launched, and nothing signaled; passed, once
+    // the buffer's work has ended, says which it was, and for how long the gate had waited.  gates
+    // says whether what is planned can be launched so; its upload must be known to have ended.  Not
+    // called where the device has no gates (attn_device.waits).
+    bool (*gates)(attn_device *d, uint32_t buffer);
+    attnd_err (*launch_gated)(attn_device *d, uint32_t buffer, uint64_t pair, attnd_errinfo *info);
+    bool (*passed)(attn_device *d, uint32_t buffer, uint32_t *waited_us);
     attnd_err (*mark)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
     // ended: errors of what ran show here.
     attnd_err (*ended)(attn_device *d, uint32_t buffer, bool *ended, attnd_errinfo *info);
@@ -123,6 +133,7 @@ struct attn_device {
     char name[64];        // such as "NVIDIA H200"
     uint8_t uuid[16];     // tells it from every other device
     bool mps;             // contexts of processes are shared through NVIDIA's MPS
+    bool waits;           // it has gates
     uint64_t region_unit; // regions are whole multiples of so many bytes
     const char *kernels;  // which of the maker's kernels it takes
     void *arena;          // device address, aligned to 256 bytes at least

@@ -26,12 +26,35 @@
 //     copy q, k, v into the region
 //     done = 0 and ready = 1 (at once, cuStreamWriteValue64, or in this order)
 //                                                sees ready, stores ready = 0, launches
-//                                                behind the launch, in stream order: done = 1
+//                                                behind the launch, in stream order, at once:
+//                                                ready = 0 and done = 1
 //     wait for done >= 1 (cuStreamWaitValue32)
 //     copy out, lse out of the region
 //
 // The daemon looks at the ready flag of an attend_all's next layer only, so the streams raise them
 // in layer order.  A flag may be raised before the attend_all has arrived.
+//
+// Device pairs.  Where client and daemon share the GPU through MPS, the region may end in a
+// counterpart of every pair: proto_flag [num_flags] at pairs_off, all 0 at first.  Then small
+// kernels of both wait there, which see each other sooner than streams that wait for host memory.
+// The flags stay what hosts go by:
+//
+//     client's stream, one kernel                daemon
+//     device pair: ready = 1 and done = 0
+//     flags: the same, right behind it
+//                                                a kernel that waits there sees the device pair's
+//                                                ready, or the host the flag; either way a launch
+//                                                begins, and the host stores ready = 0 in the flags
+//                                                behind the launch, in stream order, in the device
+//                                                pair at once: ready = 0 and done = 1
+//     waits for done in the device pair, or,
+//     which it looks at more rarely, the flags
+//     device pair: ready = 0
+//
+// The daemon has a kernel wait only when it foresees ready, and for some microseconds.  What hosts
+// answer (Errors, Death) they answer in the flags.  A layer's done may be seen before the host has
+// lowered its flag: so a pair that was that of a later layer of a call is raised for the first
+// layer of another call only after the reply.
 //
 // Errors.  When an attend_all fails, for whatever reason, its reply says so at once, and the call
 // drains; so does one that is refused when it comes, if its pairs are there and free.  The daemon's
@@ -41,7 +64,8 @@
 // are stored in proto_flags.  A drain is over when the last layer was answered, or when cancel
 // names its step, also a step that is gone: with that the client says that its streams will not
 // touch the pairs any more, and the daemon stores 0 into those that it has not answered.  So who
-// never launched its work cancels twice: the first ends the step, the second the drain.  A pair
+// never launched its work cancels twice: the first ends the step, and the second, when its
+// attend_alls have been answered, the drain.  A pair
 // belongs to one call at a time, drain included: another one gets EBUSY.
 //
 // Death.  Either host can end a wait.  When the connection ends the daemon stores done = 1 into
@@ -78,9 +102,10 @@ typedef struct proto_region_ask {
 typedef struct proto_region {
     uint32_t magic;       //  0: PROTO_RING_MAGIC
     uint32_t num_flags;   //  4: as asked for
-    uint64_t bytes;       //  8: of the region
+    uint64_t bytes;       //  8: of the region; tensors lie before its device pairs
     uint64_t flags_bytes; // 16: of the flags' memfd
     uint8_t device[16];   // 24: UUID of the GPU whose memory the region is
+    uint64_t pairs_off;   // 40: of its device pairs, a multiple of PROTO_REGION_ALIGN; 0 = none
 } proto_region;
 
 // proto_flags is the head of the flags.  The daemon writes it and never reads it back.
@@ -98,7 +123,7 @@ typedef struct proto_flag {
 } proto_flag;
 
 PROTO_SIZE(proto_region_ask, 32);
-PROTO_SIZE(proto_region, 40);
+PROTO_SIZE(proto_region, 48);
 PROTO_SIZE(proto_flags, 24);
 PROTO_SIZE(proto_flag, 8);
 
@@ -107,6 +132,12 @@ static inline uint64_t proto_flags_bytes(uint32_t num_flags) {
     uint64_t pairs = (uint64_t)num_flags * sizeof(proto_flag);
     uint64_t pages = (pairs + PROTO_FLAGS_PAGE_BYTES - 1) / PROTO_FLAGS_PAGE_BYTES;
     return PROTO_FLAGS_HEAD_BYTES + pages * PROTO_FLAGS_PAGE_BYTES;
+}
+
+// proto_pairs_bytes returns the bytes of num_flags device pairs.
+static inline uint64_t proto_pairs_bytes(uint32_t num_flags) {
+    const uint64_t unit = PROTO_REGION_ALIGN;
+    return (num_flags * sizeof(proto_flag) + unit - 1) / unit * unit;
 }
 
 // proto_region_array checks that bytes at off lie in the region: ATTND_EINVAL with the field's

@@ -389,7 +389,11 @@ typedef struct proto_attend1_seq {
     uint32_t reserved;      // 20
 } proto_attend1_seq;
 
+#ifdef __cplusplus
+#define PROTO_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), "the size is the format")
+#else
 #define PROTO_SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "the size is the format")
+#endif
 PROTO_SIZE(proto_header, 32);
 PROTO_SIZE(proto_error, 232);
 PROTO_SIZE(proto_model, 8);

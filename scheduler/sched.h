@@ -101,10 +101,12 @@ typedef struct sched_launch {
     const kv_copy *copies;
     uint32_t num_copies;
     uint64_t ticket;   // of the one request that it is all of; else 0
-    uint64_t *signals; // [num_signals] flags to set to 1, unless the launch fails
+    uint64_t *signals; // [num_signals] pairs to answer (attn_device.h), unless the launch fails
     uint32_t num_signals;
+    bool gated; // it was begun before its flag had come
     // filled by the backend before sched_launch_done
     bool prepared; // under the ticket
+    bool missed;   // gated, and its flag is as it was, or still to come; not run, unless err
     attn_choice choice;
     attnd_err err;
     attnd_errinfo info;

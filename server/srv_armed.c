@@ -7,7 +7,8 @@
 //     none   nobody                     its layer is in the scheduler
 //
 // A call that is alone (no other is hot, or runs) has its next layer prepared while it waits, and
-// the backend may begin that by itself when the flag comes: what the loop, the scheduler and their
+// the backend may begin that by itself when the flag comes, or shortly before (if it then does not
+// come, the layer is `missed`, and waited for as before): what the loop, the scheduler and their
 // ways to the submit thread take would otherwise lie between the client's kernels and ours.  The
 // loop hears of it later, at the next look or when it has ended; where it matters, it asks.  With
 // several calls at work, layers go to the scheduler, which batches them.
@@ -76,7 +77,7 @@ static void set_layer(srv_armed *a) {
     bool appends = srv_attend_appends(state->step, state->layer);
     state->tensors.k = appends ? a->k : NULL;
     state->tensors.v = appends ? a->v : NULL;
-    state->signal = srv_region_done_address(a->region, pair_of(a));
+    state->signal = srv_region_signal(a->region, pair_of(a));
 }
 
 static void leave_list(srv_armed *a) {
@@ -186,7 +187,6 @@ static void begin(srv_core *core, srv_armed *a) {
     a->taken = false;
     core->armed.running++;
     core->armed.begun_us = attnd_clock_us();
-    core->armed.info.layers++;
     a->rq->cancel = NULL;
     a->rq->attend.done = ran;
 }
@@ -239,7 +239,11 @@ static void prepare(srv_core *core, srv_armed *a) {
         return;
     }
     set->ahead = a;
-    srv_attend_prepare(core, a->rq, ++set->tickets, srv_region_ready(a->region, pair_of(a)));
+    srv_ahead ahead = {.flag = srv_region_ready(a->region, pair_of(a)),
+                       .signal = a->rq->attend.signal,
+                       .follows = a->at > 0,
+                       .has_pair = a->region->pairs_off > 0};
+    srv_attend_prepare(core, a->rq, ++set->tickets, &ahead);
 }
 
 // await_layer has a call that lives go on to its current layer.
@@ -252,6 +256,29 @@ static void await_layer(srv_core *core, srv_armed *a) {
     }
 }
 
+// missed has a call go on that waits for its flag, though the backend had begun its layer; or fail,
+// and drain from that flag on.
+static void missed(srv_core *core, srv_armed *a, const sched_launch *launch) {
+    srv_step *step = a->rq->attend.step;
+    a->rq->attend.ticket = 0;
+    if (a->runs) {
+        core->armed.running--;
+        a->runs = false;
+        srv_attend_missed(a->rq);
+    } else {
+        leave_list(a);
+    }
+    if (launch->err) {
+        fail(core, a, launch->err, &launch->info);
+    } else if (a->canceled || step->state != SRV_STEP_OPEN) {
+        fail(core, a, why_canceled(core, step), NULL);
+    } else {
+        a->rq->cancel = cancel_waiting;
+        await_layer(core, a);
+    }
+    srv_step_settle(core, step);
+}
+
 // ran is told that the layer has left the scheduler.
 static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
                 const attnd_errinfo *info) {
@@ -259,6 +286,7 @@ static void ran(srv_request *rq, attnd_err err, proto_attend_reply *reply,
     srv_core *core = rq->session->core;
     srv_armed *a = rq->attend.armed;
     core->armed.running--;
+    core->armed.info.layers++;
     srv_attend_forget(core, rq); // if the launch never began
     a->queue_us += rq->sched.queue_us;
     a->run_us += rq->sched.run_us;
@@ -520,6 +548,11 @@ void srv_armed_abandon(srv_core *core, srv_region *region) {
 void srv_armed_ran(srv_core *core, uint64_t ticket, const sched_launch *launch) {
     srv_armed *a = core->armed.ahead;
     ATTND_ASSERT(a && a->rq->attend.ticket == ticket);
+    if (launch->missed) {
+        core->armed.ahead = NULL;
+        missed(core, a, launch);
+        return;
+    }
     if (!a->runs) {
         begin_ahead(core, a);
     }

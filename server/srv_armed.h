@@ -7,7 +7,8 @@
 // Whoever drives the loop looks at the flags: srv_armed_poll while it spins, as long as
 // srv_armed_hot says so; srv_armed_tick every srv_armed_tick_us.  A call whose flag has not come
 // for spin_us is cold: only the ticks look at it, and ever more rarely, so that calls that never
-// become ready cost next to nothing.  The daemon never waits on the device for a client.
+// become ready cost next to nothing.  The daemon waits on the device for a client for no longer
+// than a gate does (attn_device.h), and only when it foresees the flag.
 //
 // A call that drains has no request, and its step may be gone.  Pool sized at start; loop thread
 // only.
@@ -41,7 +42,7 @@ struct srv_armed {
 
 typedef struct srv_armed_info {
     uint32_t waiting, draining;     // now
-    uint64_t calls, layers, failed; // since the start: begun, handed over, failed
+    uint64_t calls, layers, failed; // since the start: begun, ended, failed
 } srv_armed_info;
 
 typedef struct srv_armed_set {

@@ -344,7 +344,7 @@ static bool may_begin(const srv_core *core, const srv_request *rq) {
            !srv_attend_must_wait(step, rq->attend.layer);
 }
 
-void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket, uint32_t *flag) {
+void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket, const srv_ahead *ahead) {
     srv_backend *backend = core->backend;
     const srv_step *step = rq->attend.step;
     attnd_errinfo info;
@@ -363,8 +363,8 @@ void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket, uint32
                           .num_rows = step->num_active,
                           .deterministic = backend->sched.deterministic};
     rq->attend.ticket = ticket;
-    srv_ahead ahead = {.flag = flag, .signal = rq->attend.signal};
-    backend->ops->prepare(backend, &params, ticket, flag && may_begin(core, rq) ? &ahead : NULL);
+    bool may = ahead && may_begin(core, rq);
+    backend->ops->prepare(backend, &params, ticket, may ? ahead : NULL);
 }
 
 bool srv_attend_forget(srv_core *core, srv_request *rq) {
@@ -378,6 +378,11 @@ void srv_attend_began(srv_request *rq) {
     fill_sched(rq, NULL, 0);
     rq->attend.step->running++;
     set_bit(rq->attend.step->attending, rq->attend.layer);
+}
+
+void srv_attend_missed(srv_request *rq) {
+    rq->attend.step->running--;
+    clear_bit(rq->attend.step->attending, rq->attend.layer);
 }
 
 void srv_attend_ended(srv_core *core, srv_request *rq, const sched_launch *launch) {

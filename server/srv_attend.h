@@ -33,12 +33,14 @@ void srv_attend_layer(srv_core *core, srv_request *rq);
 // it is a decode; then rq->attend.ticket is the ticket, which must not be 0.  Must be taken back by
 // srv_attend_forget, unless the layer is run.  With a flag (NULL = none) the backend may run it by
 // itself once that is raised; forget is true when it has begun to.
-void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket, uint32_t *flag);
+void srv_attend_prepare(srv_core *core, srv_request *rq, uint64_t ticket, const srv_ahead *ahead);
 bool srv_attend_forget(srv_core *core, srv_request *rq);
 
 // srv_attend_began marks the layer as being attended, which the backend has begun by itself;
-// srv_attend_ended tells how that ended, and done follows.
+// srv_attend_ended tells how that ended, and done follows.  srv_attend_missed takes began back: the
+// layer was not run.
 void srv_attend_began(srv_request *rq);
+void srv_attend_missed(srv_request *rq);
 void srv_attend_ended(srv_core *core, srv_request *rq, const sched_launch *launch);
 
 // srv_attend_cut_us is how a reply tells a time.

@@ -16,6 +16,8 @@ typedef struct srv_backend srv_backend;
 typedef struct srv_ahead {
     uint32_t *flag;  // 1 = to be run; shared with a client, which may write anything
     uint64_t signal; // as in sched_req
+    bool follows;    // the layer before has just run: when the flag comes can be foreseen
+    bool has_pair;   // signal is a pair on the device, which a kernel can wait at
 } srv_ahead;
 
 typedef struct srv_backend_ops {
@@ -44,8 +46,10 @@ typedef struct srv_backend_ops {
     // which is never used again.  Rows are copied; what they point at stays as it is until the
     // launch has ended, or forget was called.  With ahead, which is copied, the backend may begin
     // it by itself, at any time: nothing that it depends on may be submitted any more, and
-    // srv_backend.ran_ahead is called when it has ended, from the loop.  forget is true when that
-    // is to come: it is too late; so is unwatch, which has the flag left alone and no more.  NULL:
+    // srv_backend.ran_ahead is called when it has ended, from the loop.  It may also begin before
+    // the flag has come (has_pair), and end without having run: ran_ahead is called with
+    // launch->missed, it is forgotten, and its flag is as it was.  forget is true when ran_ahead is
+    // to come: it is too late; so is unwatch, which has the flag left alone and no more.  NULL:
     // nothing is prepared here.
     void (*prepare)(srv_backend *b, const attn_params *p, uint64_t ticket, const srv_ahead *ahead);
     bool (*forget)(srv_backend *b, uint64_t ticket);
@@ -69,10 +73,12 @@ struct srv_backend {
     uint8_t uuid[16];     // of the device, zeros for the CPU
     uint64_t region_unit; // regions are whole multiples of so many bytes
     bool mps;             // the device's contexts are shared through NVIDIA's MPS
+    bool waits;           // a kernel of its may wait for a client's, and the other way round
     char name[64];        // of the device, "" = not known
     const char *kernels;  // which it takes, such as "avx512"
-    // launches since the start that were found prepared; of these, that the backend began by itself
-    uint64_t prepared, ahead;
+    // launches since the start that were found prepared; of these, that the backend began by
+    // itself, and that it had begun before the flag came; such that were in vain are in `missed`
+    uint64_t prepared, ahead, gated, missed;
     // ran_ahead is told how such a launch ended; set by the core, as ctx.
     void (*ran_ahead)(void *ctx, uint64_t ticket, const sched_launch *launch);
     void *ctx;

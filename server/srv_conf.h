@@ -68,6 +68,7 @@ typedef struct srv_conf {
     uint64_t prefill_chunk_tokens, prefill_alone_tokens;
     uint64_t decodes_in_a_row, launch_rows, inline_work;
     char launch_ahead[SRV_CONF_TEXT_BYTES]; // auto, on, off
+    char wait_kernels[SRV_CONF_TEXT_BYTES]; // auto, off
     // [limits]
     uint64_t message_bytes, connection_bytes, connections, in_flight;
     uint64_t rings, ring_bytes, all_rings_bytes, region_bytes, all_regions_bytes;

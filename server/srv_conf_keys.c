@@ -148,6 +148,15 @@ const srv_conf_key srv_conf_keys[] = {
      "Whether a GPU's submit thread starts the next layer of an attend_all by itself when its flag "
      "comes, if no other client's is at work, instead of being told: it polls for that for "
      "server.flag_spin_us; auto: on machines of more than two processors."},
+    {"compute", "wait_kernels", SRV_CONF_CHOICE, CONF(wait_kernels), "auto", 0, 0, "auto off",
+     false,
+     "Whether a client that shares the GPU with the daemon through MPS waits for each layer in a "
+     "small kernel, and the daemon for the next layer's flag, 50 us at most, instead of the "
+     "client's "
+     "stream waiting in a memory operation.  That is faster, but a client that is killed while it "
+     "waits then ends every context under that MPS, as one does that is killed at work; auto: "
+     "where "
+     "both are under MPS, six clients at most."},
 
     {"limits", "message", SRV_CONF_SIZE, CONF(message_bytes), "64MiB", 64 * KIB, 256 * MIB, NULL,
      false, "Largest message; a longer one closes its connection."},

@@ -9,7 +9,10 @@
 // thread fills, plans and uploads it in the next buffer.  If it is the next launch, only the kernel
 // remains to be started; else its upload is awaited, and the buffer used anew.  One that waits for
 // a client's flag the thread may begin by itself: while it looks for the next job without sleeping,
-// it looks at that flag, too.  The loop then hears of it when it has ended, or asks.
+// it looks at that flag, too.  The loop then hears of it when it has ended, or asks.  Where the
+// client's device has a pair for it, the thread may do so even before the flag comes, when that is
+// foreseen (srv_gap): by a launch that waits on the device for some microseconds, and was in vain
+// if the flag does not come by then.
 //
 // Launches leave in the order in which they came.  While one is in flight the submit thread looks
 // for its end without sleeping for SPIN_US, then every NAP_US: a decode of some 10 us would wait
@@ -30,6 +33,7 @@
 #include <unistd.h>
 
 #include "proto/clock.h"
+#include "server/srv_gap.h"
 #include "server/srv_gpu_prep.h"
 #include "server/srv_stage.h"
 
@@ -39,7 +43,8 @@ enum {
     SPIN_US = 200,
     NAP_US = 20,
     TIMER_SLACK_NS = 1000,
-    CROWDED = 2, // with no more processors than this the loop and the thread take turns
+    FLAG_US = 20 * 1000, // that a flag whose gate has passed may take to the host
+    CROWDED = 2,         // with no more processors than this the loop and the thread take turns
 };
 
 // queue is launches on their way to the other thread.
@@ -53,7 +58,8 @@ typedef struct flight {
     sched_launch *launch;
     srv_stage stage;
     uint64_t start_us;
-    bool marked; // the device says when its work has ended; else it is not to be waited for
+    uint64_t flag_us; // when the flag of a gated one was seen raised; 0 = not yet
+    bool marked;      // the device says when its work has ended; else it is not to be waited for
 } flight;
 
 struct srv_gpu {
@@ -85,7 +91,10 @@ struct srv_gpu {
     uint32_t first, num; // of flights
     bool watches;        // what is prepared has a flag
     bool uploaded;       // and is known to be on the device
+    bool gates;          // and may be launched behind a gate
     uint64_t active_us;  // when a launch with signals ended last, or one was prepared
+    uint64_t layer_us;   // when a launch with signals ended last
+    srv_gap gap;         // behind that, until the next flag
 };
 
 static srv_gpu *of(srv_backend *b) {
@@ -178,7 +187,9 @@ static void relax(uint64_t since_us, uint64_t spin_us) {
 static attnd_err run_filled(srv_gpu *g, uint32_t buffer, const flight *f, attnd_errinfo *info) {
     const attn_device_ops *ops = g->opts.device_ops;
     const srv_stage *s = &f->stage;
-    attnd_err err = ops->launch(g->device, buffer, info);
+    const sched_launch *l = f->launch;
+    attnd_err err = l->gated ? ops->launch_gated(g->device, buffer, l->signals[0], info)
+                             : ops->launch(g->device, buffer, info);
     if (!err && s->out_bytes) {
         err = ops->download(g->device, buffer, s->buffer->bytes - s->out_bytes, s->out_bytes, info);
     }
@@ -251,8 +262,8 @@ static attnd_err run_rows(srv_gpu *g, uint32_t buffer, flight *f, attnd_errinfo 
 // signal_all has the flags of a launch's requests set behind its work.
 static attnd_err signal_all(srv_gpu *g, const sched_launch *launch, attnd_errinfo *info) {
     attnd_err err = ATTND_OK;
-    for (uint32_t i = 0; i < launch->num_signals && !err; i++) {
-        err = g->opts.device_ops->signal(g->device, launch->signals[i], 1, info);
+    for (uint32_t i = 0; i < launch->num_signals && !launch->gated && !err; i++) {
+        err = g->opts.device_ops->signal(g->device, launch->signals[i], info);
     }
     return err;
 }
@@ -297,6 +308,7 @@ static void begin(srv_gpu *g, sched_launch *launch) {
     flight *f = &g->flights[buffer];
     f->launch = launch;
     f->start_us = attnd_clock_us();
+    f->flag_us = 0;
     g->watches = false;
     launch->prepared = launch->prepared || claim_prep(g, buffer, launch);
     if (!launch->prepared) {
@@ -328,15 +340,63 @@ static void begin(srv_gpu *g, sched_launch *launch) {
     launch->err = err ? err : mark_err;
 }
 
+// see_flag looks when the flag of a gated flight comes.  It is not lowered: a gate that has given
+// up meanwhile leaves it to whoever launches the layer next.
+static void see_flag(srv_gpu *g, flight *f) {
+    if (!f->flag_us && srv_gpu_prep_raised(&g->prep)) {
+        f->flag_us = attnd_clock_us();
+    }
+}
+
+// take_flag lowers the flag of a flight whose gate has passed, once it is there: the client's
+// kernel raises the pair first, and the flag right behind it; where another program has the
+// client's device in between, that takes until it has it back.
+static bool take_flag(srv_gpu *g, flight *f) {
+    uint64_t since_us = attnd_clock_us();
+    bool came, is_late;
+    do {
+        is_late = attnd_clock_us() - since_us > FLAG_US; // then this is the last look
+        see_flag(g, f);
+        came = f->flag_us && srv_gpu_prep_consume(&g->prep);
+        relax(since_us, SPIN_US);
+    } while (!came && !is_late);
+    return came;
+}
+
+// end_gate finds out what became of a gate.  A call whose flag does not come fails, and its drain
+// awaits it: it would pass for the next one's later.
+static void end_gate(srv_gpu *g, flight *f) {
+    sched_launch *launch = f->launch;
+    uint32_t waited_us = 0;
+    bool passed = !launch->err && g->opts.device_ops->passed(g->device, g->first, &waited_us);
+    if (passed && !take_flag(g, f)) {
+        launch->err = attnd_fail(&launch->info, ATTND_EPROTO, "flags",
+                                 "the pair of a layer was raised, its flag was not");
+    }
+    launch->missed = !passed || launch->err;
+    if (launch->missed) {
+        srv_gap_missed(&g->gap);
+        return;
+    }
+    srv_gap_passed(&g->gap, waited_us);
+    srv_gap_note(&g->gap, f->flag_us - g->layer_us);
+}
+
 // finish ends the oldest flight.
 static void finish(srv_gpu *g, flight *f) {
     sched_launch *launch = f->launch;
-    if (!launch->err) {
+    uint64_t now_us = attnd_clock_us();
+    if (launch->gated) {
+        end_gate(g, f);
+    }
+    if (!launch->err && !launch->missed) {
         srv_stage_spread(&f->stage);
     }
-    uint64_t now_us = attnd_clock_us();
     launch->run_us = now_us - f->start_us;
-    g->active_us = launch->num_signals ? now_us : g->active_us;
+    if (launch->num_signals) {
+        g->active_us = now_us;
+        g->layer_us = launch->missed ? g->layer_us : now_us;
+    }
     g->first = (g->first + 1) % DEPTH;
     g->num--;
     pthread_mutex_lock(&g->lock);
@@ -349,9 +409,12 @@ static void finish(srv_gpu *g, flight *f) {
 // look finishes the oldest flight if it has ended.
 static bool look(srv_gpu *g) {
     flight *f = &g->flights[g->first];
+    sched_launch *launch = f->launch;
     bool ended = true;
+    if (launch->gated) {
+        see_flag(g, f);
+    }
     if (f->marked) {
-        sched_launch *launch = f->launch;
         attnd_errinfo info;
         attnd_err err = g->opts.device_ops->ended(g->device, g->first, &ended, &info);
         note_error(g, err, &info);
@@ -372,6 +435,24 @@ static bool has_job(const srv_gpu *g) {
     return __atomic_load_n(&g->num_jobs, __ATOMIC_RELAXED) || srv_gpu_prep_is_wanted(&g->prep);
 }
 
+// begin_own returns the launch of what is prepared when its flag has come, or is foreseen to come
+// soon; else NULL.
+static sched_launch *begin_own(srv_gpu *g) {
+    const attn_device_ops *ops = g->opts.device_ops;
+    uint64_t since_us = attnd_clock_us() - g->layer_us;
+    sched_launch *own = srv_gpu_prep_take(&g->prep);
+    if (own && srv_gpu_prep_follows(&g->prep)) {
+        srv_gap_note(&g->gap, since_us);
+    }
+    if (!own && !g->uploaded) {
+        g->uploaded = ops->uploaded(g->device, g->first);
+    }
+    if (!own && g->uploaded && g->gates && srv_gap_is_due(&g->gap, since_us)) {
+        own = srv_gpu_prep_gate(&g->prep);
+    }
+    return own;
+}
+
 // spin_for_job looks for a launch where one is likely to come soon, and returns one that the thread
 // begins by itself, else NULL.  Launches of the loop's go first.
 static sched_launch *spin_for_job(srv_gpu *g) {
@@ -382,12 +463,11 @@ static sched_launch *spin_for_job(srv_gpu *g) {
     }
     if (watches) {
         srv_gpu_prep_watch(&g->prep, true);
+        g->gates =
+            srv_gpu_prep_has_gate(&g->prep) && g->opts.device_ops->gates(g->device, g->first);
     }
     while (!own && !has_job(g) && attnd_clock_us() - g->active_us < g->opts.spin_us) {
-        own = watches ? srv_gpu_prep_take(&g->prep) : NULL;
-        if (watches && !own && !g->uploaded) {
-            g->uploaded = g->opts.device_ops->uploaded(g->device, g->first);
-        }
+        own = watches ? begin_own(g) : NULL;
         if (g->is_crowded) {
             sched_yield();
         } else {
@@ -488,7 +568,9 @@ static bool gpu_watches(const srv_backend *b, uint64_t ticket) {
 static void end_own(srv_gpu *g) {
     sched_launch launch = g->prep.launch;
     srv_gpu_prep_settle(&g->prep);
-    g->pub.ahead++;
+    g->pub.ahead += !launch.missed;
+    g->pub.gated += launch.gated && !launch.missed;
+    g->pub.missed += launch.missed;
     g->pub.ran_ahead(g->pub.ctx, launch.ticket, &launch);
 }
 
@@ -507,7 +589,7 @@ static bool take_ended(srv_gpu *g) {
         g->opts.lost(g->opts.ctx, &g->lost_info, g->spoilt);
     }
     if (launch) {
-        g->pub.prepared += launch->prepared;
+        g->pub.prepared += launch->prepared && !launch->missed;
     }
     if (launch && srv_gpu_prep_is_own(&g->prep, launch)) {
         end_own(g);
@@ -636,6 +718,7 @@ static void describe(srv_gpu *g) {
     memcpy(g->pub.uuid, d->uuid, sizeof(g->pub.uuid));
     g->pub.kernels = d->kernels;
     g->pub.mps = d->mps;
+    g->pub.waits = g->opts.waits && d->waits;
     g->pub.region_unit = d->region_unit;
     g->arena = (kv_arena){.base = d->arena,
                           .bytes = d->arena_bytes,

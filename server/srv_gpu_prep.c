@@ -127,23 +127,52 @@ static bool is_raised(const srv_gpu_prep *p) {
            __atomic_exchange_n(p->ahead.flag, 0, __ATOMIC_ACQ_REL);
 }
 
+static sched_launch *begin(srv_gpu_prep *p, bool gated) {
+    p->state = SRV_GPU_PREP_BEGUN;
+    p->launch = (sched_launch){.params = p->params,
+                               .ticket = p->ticket,
+                               .signals = &p->ahead.signal,
+                               .num_signals = 1,
+                               .gated = gated,
+                               .prepared = true,
+                               .choice = p->choice};
+    __atomic_store_n(&p->begun, p->ticket, __ATOMIC_RELEASE);
+    return &p->launch;
+}
+
 sched_launch *srv_gpu_prep_take(srv_gpu_prep *p) {
     if (pthread_mutex_trylock(&p->lock) != 0) {
         return NULL;
     }
-    bool raised = is_raised(p);
-    if (raised) {
-        p->state = SRV_GPU_PREP_BEGUN;
-        p->launch = (sched_launch){.params = p->params,
-                                   .ticket = p->ticket,
-                                   .signals = &p->ahead.signal,
-                                   .num_signals = 1,
-                                   .prepared = true,
-                                   .choice = p->choice};
-        __atomic_store_n(&p->begun, p->ticket, __ATOMIC_RELEASE);
-    }
+    sched_launch *launch = is_raised(p) ? begin(p, false) : NULL;
     pthread_mutex_unlock(&p->lock);
-    return raised ? &p->launch : NULL;
+    return launch;
+}
+
+bool srv_gpu_prep_follows(const srv_gpu_prep *p) {
+    return p->ahead.follows;
+}
+
+bool srv_gpu_prep_has_gate(const srv_gpu_prep *p) {
+    return p->ahead.has_pair && p->ahead.follows;
+}
+
+sched_launch *srv_gpu_prep_gate(srv_gpu_prep *p) {
+    if (pthread_mutex_trylock(&p->lock) != 0) {
+        return NULL;
+    }
+    bool is_it = p->state == SRV_GPU_PREP_READY && p->ahead.flag;
+    sched_launch *launch = is_it ? begin(p, true) : NULL;
+    pthread_mutex_unlock(&p->lock);
+    return launch;
+}
+
+bool srv_gpu_prep_raised(const srv_gpu_prep *p) {
+    return __atomic_load_n(p->ahead.flag, __ATOMIC_ACQUIRE) != 0;
+}
+
+bool srv_gpu_prep_consume(srv_gpu_prep *p) {
+    return srv_gpu_prep_raised(p) && __atomic_exchange_n(p->ahead.flag, 0, __ATOMIC_ACQ_REL);
 }
 
 bool srv_gpu_prep_claim(srv_gpu_prep *p, srv_stage *stage, sched_launch *launch, bool *spoils) {

@@ -2,11 +2,14 @@
 // client's flag is raised.
 //
 //     NONE --want--> WANTED --fill--> READY --take, its flag is raised--> BEGUN --settle--> NONE
+//                                       |--gate, before it is raised---------->|
 //                                       '------claim, by any other launch-------------------'
 //
 // Loop thread: want, forget, unwatch, begun, any_begun, watched, is_own, settle.  Submit thread:
-// is_wanted, fill, spoil, watch, take, claim.  is_wanted, begun, any_begun, watched and is_own take
-// no lock.
+// is_wanted, fill, spoil, watch, take, follows, has_gate, gate, raised, consume, claim.  No lock is
+// taken by is_wanted, begun, any_begun, watched and is_own; nor by follows, has_gate, raised and
+// consume: from fill on, and until settle, `ahead` does not change but for its flag, which the loop
+// may take away until the launch is BEGUN.
 #ifndef ATTND_SERVER_SRV_GPU_PREP_H
 #define ATTND_SERVER_SRV_GPU_PREP_H
 
@@ -80,6 +83,18 @@ void srv_gpu_prep_watch(srv_gpu_prep *p, bool on);
 // srv_gpu_prep_take returns the launch of what is READY when its flag is raised, and lowers it;
 // else NULL.  The launch is the submit thread's until it is handed to the loop.
 sched_launch *srv_gpu_prep_take(srv_gpu_prep *p);
+
+// srv_gpu_prep_follows says whether the layer before that of what was filled had just run.
+// srv_gpu_prep_has_gate, whether what is READY may be begun before its flag is raised, by a
+// launch that waits for it on the device, which is what gate returns; NULL: it is not READY any
+// more.  raised says whether the flag of such a launch is raised; consume lowers it once its gate
+// has passed; false: it has not been raised yet, which takes the client's device no longer than to
+// write to host memory.
+bool srv_gpu_prep_follows(const srv_gpu_prep *p);
+bool srv_gpu_prep_has_gate(const srv_gpu_prep *p);
+sched_launch *srv_gpu_prep_gate(srv_gpu_prep *p);
+bool srv_gpu_prep_raised(const srv_gpu_prep *p);
+bool srv_gpu_prep_consume(srv_gpu_prep *p);
 
 // srv_gpu_prep_claim ends the preparation, if there is one, before a launch of the loop's; true: it
 // is the launch's, and in its buffer.  *spoils: it is in the buffer, but another launch's.

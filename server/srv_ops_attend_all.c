@@ -54,7 +54,7 @@ static attnd_err read_tensor(const srv_region *region, const char *field,
                              const proto_region_tensor *t, const proto_tensor_shape *shape,
                              proto_region_view *out, attnd_errinfo *info) {
     if (t->off != PROTO_REGION_NONE) {
-        return proto_region_place(region->memory.bytes, field, t, shape, out, info);
+        return proto_region_place(srv_region_bytes(region), field, t, shape, out, info);
     }
     return shape->rows ? attnd_fail(info, ATTND_EINVAL, field, "%llu rows of %s are missing",
                                     (unsigned long long)shape->rows, field)
@@ -67,7 +67,7 @@ static attnd_err read_array(const srv_region *region, const char *field, uint64_
         return ATTND_OK;
     }
     *out = (proto_region_view){.off = off, .bytes = bytes};
-    return proto_region_array(region->memory.bytes, field, off, bytes, info);
+    return proto_region_array(srv_region_bytes(region), field, off, bytes, info);
 }
 
 static attnd_err read_areas(const srv_region *region, const srv_step *step,

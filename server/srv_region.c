@@ -49,7 +49,8 @@ static proto_flag *pair_of(const srv_region *r, uint32_t pair) {
 }
 
 attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, uint32_t num_flags,
-                          int *flags_fd, attnd_errinfo *info) {
+                          bool pairs, int *flags_fd, attnd_errinfo *info) {
+    const uint64_t pairs_bytes = pairs ? proto_pairs_bytes(num_flags) : 0;
     *r = (srv_region){.num_flags = num_flags, .flags_bytes = proto_flags_bytes(num_flags)};
     list_init(&r->calls);
     int fd = -1;
@@ -57,7 +58,7 @@ attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, u
     if (err) {
         return err;
     }
-    err = backend->ops->region_make(backend, bytes, &r->memory, info);
+    err = backend->ops->region_make(backend, bytes + pairs_bytes, &r->memory, info);
     if (!err) {
         err = backend->ops->flags_map(backend, r->flags, r->flags_bytes, &r->flags_address, info);
         if (err) {
@@ -70,6 +71,7 @@ attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, u
         return err;
     }
     r->backend = backend;
+    r->pairs_off = pairs ? r->memory.bytes - pairs_bytes : 0;
     head_of(r)->magic = PROTO_RING_MAGIC;
     head_of(r)->num_flags = num_flags;
     *flags_fd = fd;
@@ -117,9 +119,14 @@ void srv_region_abandon(srv_region *r) {
     }
 }
 
-uint64_t srv_region_done_address(const srv_region *r, uint32_t pair) {
-    return r->flags_address + PROTO_FLAGS_HEAD_BYTES + (uint64_t)pair * sizeof(proto_flag) +
-           offsetof(proto_flag, done);
+uint64_t srv_region_bytes(const srv_region *r) {
+    return r->pairs_off ? r->pairs_off : r->memory.bytes;
+}
+
+uint64_t srv_region_signal(const srv_region *r, uint32_t pair) {
+    uint64_t pairs =
+        r->pairs_off ? r->memory.address + r->pairs_off : r->flags_address + PROTO_FLAGS_HEAD_BYTES;
+    return pairs + (uint64_t)pair * sizeof(proto_flag);
 }
 
 void srv_region_tell(srv_region *r, attnd_err err, uint64_t step) {

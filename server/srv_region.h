@@ -13,17 +13,19 @@ typedef struct srv_region {
     attn_device_region memory;
     uint8_t *flags; // the memfd's mapping, [flags_bytes]
     uint64_t flags_bytes, flags_address;
+    uint64_t pairs_off; // in memory; 0 = the client's streams wait for the flags
     uint32_t num_flags, error_epoch;
     bool abandoned;  // its client is gone
     list_node calls; // srv_armed.region_node
     uint32_t num_calls;
 } srv_region;
 
-// srv_region_open makes both.  *flags_fd is the sealed memfd to be sent to the client, with
-// memory.fd; the caller closes it.  The backend has region_make.  ATTND_ENOMEM, ATTND_ECUDA.  This
-// and srv_region_close may take the device milliseconds.
+// srv_region_open makes both; pairs: the memory is to end in device pairs (proto_region.h).
+// *flags_fd is the sealed memfd to be sent to the client, with memory.fd; the caller closes it. The
+// backend has region_make.  ATTND_ENOMEM, ATTND_ECUDA.  This and srv_region_close may take the
+// device milliseconds.
 attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, uint32_t num_flags,
-                          int *flags_fd, attnd_errinfo *info);
+                          bool pairs, int *flags_fd, attnd_errinfo *info);
 
 // srv_region_close frees both; no launch may use them and no call be left.  One that is not open is
 // left alone.
@@ -43,8 +45,12 @@ void srv_region_reset(srv_region *r, uint32_t pair);
 // srv_region_abandon answers every pair once, for a client that may still wait there.
 void srv_region_abandon(srv_region *r);
 
-// srv_region_done_address returns where the device finds the done flag of a pair.
-uint64_t srv_region_done_address(const srv_region *r, uint32_t pair);
+// srv_region_bytes returns how many bytes tensors may lie in, from the region's start.
+uint64_t srv_region_bytes(const srv_region *r);
+
+// srv_region_signal returns where the device signals that a layer is done (attn_device.h): on the
+// device, or in the flags.
+uint64_t srv_region_signal(const srv_region *r, uint32_t pair);
 
 // srv_region_tell writes an error where libattnd looks for it.
 void srv_region_tell(srv_region *r, attnd_err err, uint64_t step);

@@ -18,9 +18,13 @@ struct srv_region_count {
     list_node node; // in t->free, or in t->kept
     uint64_t bytes;
     int pidfd; // of the client; -1 = not known
-    bool said_so;
+    bool said_so, pairs;
     uv_poll_t poll; // while kept
 };
+
+// A stream that waits at a device pair holds one of the 128 places that a GPU has for kernels that
+// run (sm_90), and libattnd has up to 16 streams wait; the others are for their work and ours.
+enum { MAX_PAIRED = 6 };
 
 struct srv_regions {
     uv_loop_t *loop;
@@ -31,6 +35,7 @@ struct srv_regions {
     uv_work_t work;
     srv_region_place *busy; // work's
     uint32_t handles;       // not closed yet
+    uint32_t paired;        // regions that count and have pairs
     bool closing;
     srv_regions_info info;
 };
@@ -57,12 +62,22 @@ static uint64_t rounded(const srv_regions *t, uint64_t bytes) {
     return (bytes + unit - 1) / unit * unit;
 }
 
-static srv_region_count *begin_count(srv_regions *t, uint64_t bytes, int socket) {
+// wants_pairs: kernels that wait are for a GPU that the client shares with us under MPS.  Elsewhere
+// one would keep the GPU from us, or look at memory of another GPU.
+static bool wants_pairs(const srv_regions *t, const proto_region_ask *ask) {
+    const srv_backend *b = t->opts.backend;
+    return t->paired < MAX_PAIRED && b->waits && b->mps && (ask->flags & PROTO_REGION_MPS) &&
+           memcmp(ask->device, b->uuid, sizeof(ask->device)) == 0;
+}
+
+static srv_region_count *begin_count(srv_regions *t, uint64_t bytes, bool pairs, int socket) {
     list_node *node = list_first(&t->free);
     list_remove(node);
     srv_region_count *n = LIST_ENTRY(node, srv_region_count, node);
     n->bytes = bytes;
     n->said_so = false;
+    n->pairs = pairs;
+    t->paired += pairs;
     n->pidfd = srv_process_pidfd(socket);
     t->info.regions++;
     t->info.bytes += bytes;
@@ -73,6 +88,7 @@ static void end_count(srv_region_count *n) {
     srv_regions *t = n->t;
     t->info.regions--;
     t->info.bytes -= n->bytes;
+    t->paired -= n->pairs;
     if (n->pidfd >= 0) {
         close(n->pidfd);
     }
@@ -123,7 +139,7 @@ static void on_work(uv_work_t *work) {
     srv_region_place *p = t->busy;
     if (p->state == SRV_REGION_MAKING) {
         p->err = srv_region_open(&p->region, t->opts.backend, p->ask.bytes, p->ask.num_flags,
-                                 &p->flags_fd, &p->info);
+                                 p->count->pairs, &p->flags_fd, &p->info);
     } else {
         srv_region_close(&p->region);
     }
@@ -208,13 +224,15 @@ attnd_err srv_regions_ask(srv_regions *t, srv_region_place *p, const proto_regio
         return attnd_fail(info, ATTND_EMSGSIZE, "region.bytes", "a region of %llu bytes",
                           (unsigned long long)ask->bytes);
     }
-    uint64_t bytes = rounded(t, ask->bytes), all = rounded(t, t->opts.all_bytes);
+    bool pairs = wants_pairs(t, ask);
+    uint64_t more = pairs ? proto_pairs_bytes(ask->num_flags) : 0;
+    uint64_t bytes = rounded(t, ask->bytes + more), all = rounded(t, t->opts.all_bytes);
     if (bytes > all || t->info.bytes > all - bytes || list_empty(&t->free)) {
         return attnd_fail(info, ATTND_EBUSY, "", "the memory of regions is taken");
     }
     p->ask = *ask;
     p->leaving = false;
-    p->count = begin_count(t, bytes, socket);
+    p->count = begin_count(t, bytes, pairs, socket);
     p->state = SRV_REGION_WAITS;
     list_append(&t->queue, &p->node);
     next(t);

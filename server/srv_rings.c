@@ -430,7 +430,8 @@ static bool send_region(conn *c) {
     proto_region region = {.magic = PROTO_RING_MAGIC,
                            .num_flags = r->num_flags,
                            .bytes = r->memory.bytes,
-                           .flags_bytes = r->flags_bytes};
+                           .flags_bytes = r->flags_bytes,
+                           .pairs_off = r->pairs_off};
     memcpy(region.device, r->backend->uuid, sizeof(region.device));
     return srv_attach_send(c->fd, &region, sizeof(region), pass, 2);
 }

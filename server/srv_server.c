@@ -488,6 +488,7 @@ static void add_regions(cJSON *doc, const server *s) {
     srv_regions_get_info(s->regions, &regions);
     cJSON *o = cJSON_AddObjectToObject(doc, "service");
     cJSON_AddBoolToObject(o, "mps", s->backend->mps);
+    cJSON_AddBoolToObject(o, "wait_kernels", s->backend->waits && s->backend->mps);
     cJSON_AddNumberToObject(o, "regions", regions.regions);
     cJSON_AddNumberToObject(o, "regions_kept", regions.kept);
     cJSON_AddNumberToObject(o, "regions_made", (double)regions.made);
@@ -499,6 +500,8 @@ static void add_regions(cJSON *doc, const server *s) {
     cJSON_AddNumberToObject(o, "layers", (double)info->layers);
     cJSON_AddNumberToObject(o, "prepared", (double)s->backend->prepared);
     cJSON_AddNumberToObject(o, "ahead", (double)s->backend->ahead);
+    cJSON_AddNumberToObject(o, "gated", (double)s->backend->gated);
+    cJSON_AddNumberToObject(o, "gates_missed", (double)s->backend->missed);
     cJSON_AddNumberToObject(o, "failed", (double)info->failed);
 }
 
@@ -671,6 +674,7 @@ static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
                     .max_rows = (uint32_t)conf->launch_rows,
                     .spin_us = conf->flag_spin_us,
                     .ahead = launches_ahead(conf),
+                    .waits = strcmp(conf->wait_kernels, "off") != 0,
                     .deterministic = conf->deterministic,
                     .lost = on_lost,
                     .ctx = s,

@@ -76,7 +76,7 @@ say "build"
 if [ -z "$given" ] && pkg-config --exists libuv libcjson inih libxxhash check; then
     make_targets -- attnd attnctl attn-bench decoder attnd_faulty test_e2e_gpu test_e2e_gpu_mask test_e2e_decoder test_e2e_inproc_cuda \
         test_e2e_streams_cuda test_e2e_streams_end_cuda \
-        test_conformance_cuda test_attn_cuda_memory test_attn_cuda_plan test_attn_prefill
+        test_conformance_cuda test_hand_over test_attn_cuda_memory test_attn_cuda_plan test_attn_prefill
 elif ! place tests/test_conformance_cuda >/dev/null; then
     make_targets -DATTND_KERNELS_ONLY=ON -- test_conformance_cuda test_attn_cuda_memory
 fi
@@ -104,7 +104,7 @@ for kernel in bulk portable prefill default plans; do
     own timeout 200 "$conformance" --kernel $kernel >"$out/tests_$kernel.txt" 2>&1 &
     jobs_of[$!]="tests: $kernel|$out/tests_$kernel.txt|16"
 done
-for unit in attn_cuda_plan attn_prefill attn_cuda_memory; do
+for unit in attn_cuda_plan attn_prefill attn_cuda_memory hand_over; do
     if program=$(place tests/test_$unit); then
         own timeout 200 "$program" >"$out/test_$unit.txt" 2>&1 &
         jobs_of[$!]="$unit|$out/test_$unit.txt|8"

@@ -51,9 +51,11 @@ mps_there && modes="plain mps"
 for how in $modes; do
     wants values && run "$how" values "$build/tests/test_e2e_streams_cuda" service &
     if wants ends; then
-        for case in daemon client steps keeper users; do
+        for case in daemon steps keeper users outlives; do
             run "$how" "$case" "$build/tests/test_e2e_streams_end_cuda" "$case" &
         done
+        # with kernels that wait, a client that is killed ends the daemon's context, too: outlives
+        ATTND_E2E_SET=compute.wait_kernels=off run "$how" client "$build/tests/test_e2e_streams_end_cuda" client &
     fi
 done
 wants values && run plain cpu "$build/tests/test_e2e_streams_cuda" none &

@@ -563,6 +563,11 @@ fail:
     return err;
 }
 
+uint32_t *attn_cuda_plan_work(attn_cuda_plan *plan) {
+    bool is_decode = (plan->kernels & ~(uint32_t)ATTN_CUDA_PORTABLE) == ATTN_CUDA_DECODE;
+    return is_decode ? &plan->device->decode.total : NULL;
+}
+
 attnd_err attn_cuda_launch_shifted(attn_cuda_plan *plan, const attn_cuda_shift *shift, void *stream,
                                    attnd_errinfo *info) {
     attnd_err err = ATTND_OK;

@@ -36,7 +36,8 @@
 //
 // On sm_90 a launch may begin before the kernel in front of it in the stream has ended
 // (programmatic dependent launch).  Until that one has ended, it reads the plan and the block
-// tables alone: write these by copies or by earlier kernels, not by the very kernel in front.
+// tables alone: write these by copies or by earlier kernels, not by the very kernel in front (but
+// see attn_cuda_plan_work).
 #ifndef ATTND_ATTENTION_CUDA_ATTN_CUDA_H
 #define ATTND_ATTENTION_CUDA_ATTN_CUDA_H
 
@@ -117,6 +118,12 @@ enum {
     ATTN_CUDA_PORTABLE = 1 << 3, // decode by the portable kernel, whatever the engine's own
 };
 uint32_t attn_cuda_plan_kernels(const attn_cuda_plan *plan);
+
+// attn_cuda_plan_work returns where on the device the plan says how much there is to do: a kernel
+// right in front of the launch that stores 0 there, fences, and does not let the launch begin
+// before its own end, has that do nothing, and later ones, until the plan is uploaded again.  NULL:
+// there is no such place, the plan needs more than the decode kernel.
+uint32_t *attn_cuda_plan_work(attn_cuda_plan *plan);
 
 // attn_cuda_launch starts the kernels in stream order.  Launches of one engine share its workspace:
 // they must follow each other, in one stream or by events.  ATTND_ECUDA with the code in detail

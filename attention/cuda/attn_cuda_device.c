@@ -14,6 +14,7 @@
 #include "attention/cuda/attn_cuda_flag.h"
 #include "attention/cuda/attn_cuda_memory.h"
 #include "attention/cuda/attn_cuda_plan.h"
+#include "attention/cuda/hand_over.h"
 #include "proto/clock.h"
 
 enum {
@@ -50,7 +51,8 @@ typedef struct cuda_device {
     bool aside[ATTN_DEVICE_BUFFERS];   // the last upload was in `uploads`
     bool awaited[ATTN_DEVICE_BUFFERS]; // and is not known to have ended
     uint64_t upload_us[ATTN_DEVICE_BUFFERS];
-    int32_t early; // of the last uploads that were launched, early ones less others, 0 to EARLY_MOST
+    int32_t early; // uploads launched lately: early ones less others, 0 to EARLY_MOST
+    hand_over_gate *outcomes, *told; // [ATTN_DEVICE_BUFFERS], on the device; pinned
     plan_slot plans[ATTN_DEVICE_BUFFERS][PLANS];
     attn_cuda_plan *planned[ATTN_DEVICE_BUFFERS];
     uint64_t uses;
@@ -101,6 +103,16 @@ static attnd_err make_buffers(cuda_device *d, uint64_t bytes, attnd_errinfo *inf
     return ATTND_OK;
 }
 
+// make_gates: a GPU before sm_90 has none.
+static attnd_err make_gates(cuda_device *d, attnd_errinfo *info) {
+    const size_t bytes = ATTN_DEVICE_BUFFERS * sizeof(hand_over_gate);
+    d->pub.waits = hand_over_prepare() == cudaSuccess;
+    (void)cudaGetLastError();
+    TRY_CUDA(cudaMalloc((void **)&d->outcomes, bytes));
+    TRY_CUDA(cudaHostAlloc((void **)&d->told, bytes, cudaHostAllocDefault));
+    return ATTND_OK;
+}
+
 static attnd_err make_engine(cuda_device *d, attnd_errinfo *info) {
     struct cudaDeviceProp prop;
     TRY_CUDA(cudaGetDeviceProperties(&prop, d->ordinal));
@@ -144,6 +156,8 @@ static void device_close(attn_device *pub) {
     if (d->copies) {
         (void)cudaStreamDestroy(d->copies);
     }
+    (void)cudaFree(d->outcomes);
+    (void)cudaFreeHost(d->told);
     attn_cuda_free(d->engine);
     attn_cuda_memory_close(&d->arena);
     free(d);
@@ -172,6 +186,9 @@ static attnd_err device_open(attn_device **out, const attn_device_opts *opts, at
     }
     if (!err) {
         err = make_buffers(d, opts->buffer_bytes, info);
+    }
+    if (!err) {
+        err = make_gates(d, info);
     }
     if (err) {
         device_close(&d->pub);
@@ -403,7 +420,10 @@ static void device_region_free(attn_device *pub, attn_device_region *r) {
 
 static attnd_err device_flags_map(attn_device *pub, void *base, uint64_t bytes, uint64_t *address,
                                   attnd_errinfo *info) {
-    (void)of(pub);
+    attnd_err err = attn_cuda_flag_check(of(pub)->ordinal, info);
+    if (err) {
+        return err;
+    }
     void *mapped = NULL;
     TRY_CUDA(cudaHostRegister(base, bytes, cudaHostRegisterMapped));
     cudaError_t code = cudaHostGetDevicePointer(&mapped, base, 0);
@@ -415,9 +435,40 @@ static attnd_err device_flags_map(attn_device *pub, void *base, uint64_t bytes, 
     return ATTND_OK;
 }
 
-static attnd_err device_signal(attn_device *pub, uint64_t address, uint32_t value,
-                               attnd_errinfo *info) {
-    return attn_cuda_flag_write(of(pub)->stream, address, value, info);
+static attnd_err device_signal(attn_device *pub, uint64_t pair, attnd_errinfo *info) {
+    return attn_cuda_flag_answer(of(pub)->stream, pair, info);
+}
+
+// ---- gates
+
+static bool device_gates(attn_device *pub, uint32_t buffer) {
+    const cuda_device *d = (const cuda_device *)pub;
+    attn_cuda_plan *plan = d->planned[buffer];
+    return d->pub.waits && plan && attn_cuda_plan_work(plan);
+}
+
+static attnd_err device_launch_gated(attn_device *pub, uint32_t buffer, uint64_t pair,
+                                     attnd_errinfo *info) {
+    cuda_device *d = of(pub);
+    attn_cuda_plan *plan = d->planned[buffer];
+    note_lead(d, attnd_clock_us() - d->upload_us[buffer]);
+    d->told[buffer].state = HAND_OVER_PENDING;
+    if (d->awaited[buffer]) {
+        TRY_CUDA(cudaStreamWaitEvent(d->stream, d->uploaded[buffer], 0));
+    }
+    TRY_CUDA(hand_over_wait(pair, &d->outcomes[buffer], attn_cuda_plan_work(plan),
+                            ATTN_DEVICE_GATE_US, d->stream));
+    attnd_err err = attn_cuda_launch(plan, d->stream, info);
+    if (!err) {
+        TRY_CUDA(hand_over_answer(pair, &d->outcomes[buffer], &d->told[buffer], d->stream));
+    }
+    return err;
+}
+
+static bool device_passed(attn_device *pub, uint32_t buffer, uint32_t *waited_us) {
+    const hand_over_gate *g = &((const cuda_device *)pub)->told[buffer];
+    *waited_us = g->waited_us;
+    return g->state == HAND_OVER_PASSED;
 }
 
 static attnd_err device_mark(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
@@ -488,6 +539,9 @@ const attn_device_ops attn_cuda_device_ops = {
     .flags_map = device_flags_map,
     .flags_unmap = device_unpin,
     .signal = device_signal,
+    .gates = device_gates,
+    .launch_gated = device_launch_gated,
+    .passed = device_passed,
     .mark = device_mark,
     .ended = device_ended,
     .lost = device_lost,

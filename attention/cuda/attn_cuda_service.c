@@ -1,7 +1,8 @@
 // The engine for service mode: the region imported, the flags registered, and per attend
 //     copies in | ready = 1 and done = 0, wait for done | copies out
-// in the caller's stream.  The two in the middle are one batch of memory operations, which a stream
-// under capture takes as one node of the graph.  The flags are written at once, as 64 bits, behind
+// in the caller's stream.  The two in the middle are one kernel, where the region has pairs
+// (hand_over.h), else one batch of memory operations, which a stream under capture takes as one
+// node of the graph.  The flags are written at once, as 64 bits, behind
 // a barrier of the whole system, so that whoever sees ready sees q, k and v.
 //
 // The wait is the stream's alone: no thread takes part, and other streams go on.  It ends when the
@@ -15,8 +16,11 @@
 #include "attention/cuda/attn_cuda_engine.h"
 #include "attention/cuda/attn_cuda_enter.h"
 #include "attention/cuda/attn_cuda_error.h"
+#include "attention/cuda/attn_cuda_flag.h"
 #include "attention/cuda/attn_cuda_memory.h"
+#include "attention/cuda/hand_over.h"
 #include "proto/client/attnd_engine.h"
+#include "proto/proto_region.h"
 
 enum { DRIVER_VERSION = 12000 }; // of the driver's functions that are used
 
@@ -36,6 +40,7 @@ typedef struct service {
     int device; // of the client's streams
     attn_cuda_memory region;
     uint8_t *flags, *device_flags; // the same
+    uint64_t pairs;                // device address of the region's pairs, 0 = none
     batch_fn *batch;
 } service;
 
@@ -157,9 +162,13 @@ static attnd_err service_open(void **state, void **base, const attnd_service_opt
     s->region.fd = -1;
     TRY_CUDA(cudaGetDevice(&s->device));
     TRY_CUDA(cudaFree(NULL)); // makes the context
-    if ((err = find_batch(s, info)) || (err = map_region(s, opts, info)) ||
-        (err = register_flags(s, opts, info))) {
+    if ((err = attn_cuda_flag_check(s->device, info)) || (err = find_batch(s, info)) ||
+        (err = map_region(s, opts, info)) || (err = register_flags(s, opts, info))) {
         goto end;
+    }
+    if (opts->pairs_off) {
+        TRY_CUDA(hand_over_prepare());
+        s->pairs = s->region.address + opts->pairs_off;
     }
     *state = s;
     *base = (void *)(uintptr_t)s->region.address;
@@ -242,6 +251,15 @@ static attnd_err pass(const service *s, const attnd_hand_over *h, void *stream,
     return ATTND_ECUDA;
 }
 
+static attnd_err raise_pair(const service *s, const attnd_hand_over *h, void *stream,
+                            attnd_errinfo *info) {
+    attnd_err err = ATTND_OK;
+    uint64_t pair = s->pairs + h->pair * sizeof(proto_flag);
+    TRY_CUDA(hand_over_raise(pair, seen(s, h->ready), (cudaStream_t)stream));
+end:
+    return err;
+}
+
 static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
                            attnd_errinfo *info) {
     const service *s = state;
@@ -251,7 +269,7 @@ static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
         err = copy(&h->in[i], (cudaStream_t)stream, info);
     }
     if (!err) {
-        err = pass(s, h, stream, info);
+        err = s->pairs ? raise_pair(s, h, stream, info) : pass(s, h, stream, info);
     }
     for (uint32_t i = 0; i < h->num_out && !err; i++) {
         err = copy(&h->out[i], (cudaStream_t)stream, info);

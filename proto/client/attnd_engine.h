@@ -45,11 +45,13 @@ typedef struct attnd_engine_step {
 // back.  What the client does for one is work in its stream, in this order:
 //     copies in | done = 0 | ready = 1 | wait until done is not 0 | copies out
 // The values are constants, so that a graph of it can be replayed.  Nothing is looked up or checked
-// in between: libattnd has sent the daemon what it needs to know.
+// in between: libattnd has sent the daemon what it needs to know.  A region with device pairs
+// has the three in the middle done by a kernel that waits, as proto_region.h says.
 typedef struct attnd_service_opts {
-    int fd;         // of the region, borrowed until open returns
-    uint64_t bytes; // of the region
-    void *flags;    // [flags_bytes], whole pages, mapped until close has returned
+    int fd;             // of the region, borrowed until open returns
+    uint64_t bytes;     // of the region
+    uint64_t pairs_off; // of its device pairs; 0 = none
+    void *flags;        // [flags_bytes], whole pages, mapped until close has returned
     uint64_t flags_bytes;
     uint8_t device[16]; // UUID of the GPU whose memory the region is; zeros = host memory
 } attnd_service_opts;
@@ -66,6 +68,7 @@ typedef struct attnd_service_copy {
 typedef struct attnd_hand_over {
     attnd_service_copy in[3], out[2];
     uint32_t num_in, num_out;
+    uint32_t pair;          // which of the region's pairs, if it has any
     uint32_t *ready, *done; // in the flags; done lies behind ready, in the same 8 aligned bytes
 } attnd_hand_over;
 

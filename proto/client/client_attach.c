@@ -176,6 +176,12 @@ static attnd_err receive_arena(client_attached *out, uint64_t until_ms, attnd_er
                                      : err;
 }
 
+static bool holds_pairs(const proto_region *r, uint64_t asked) {
+    uint64_t off = r->pairs_off;
+    return off == 0 || (off % PROTO_REGION_ALIGN == 0 && off >= asked && off <= r->bytes &&
+                        r->bytes - off >= proto_pairs_bytes(r->num_flags));
+}
+
 // receive_region: the flags are accessed by this process, so they must keep their size.
 static attnd_err receive_region(client_attached *out, const proto_region_ask *ask,
                                 uint64_t until_ms, attnd_errinfo *info) {
@@ -191,7 +197,8 @@ static attnd_err receive_region(client_attached *out, const proto_region_ask *as
     int seals = out->flags_fd >= 0 ? fcntl(out->flags_fd, F_GET_SEALS) : -1;
     if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(out->flags_fd, &st) != 0 ||
         (uint64_t)st.st_size < r->flags_bytes || r->num_flags != ask->num_flags ||
-        r->flags_bytes != proto_flags_bytes(r->num_flags) || r->bytes < ask->bytes) {
+        r->flags_bytes != proto_flags_bytes(r->num_flags) || r->bytes < ask->bytes ||
+        !holds_pairs(r, ask->bytes)) {
         return attnd_fail(info, ATTND_EPROTO, "engine", "the region is not the one asked for");
     }
     return ATTND_OK;

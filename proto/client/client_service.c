@@ -361,6 +361,12 @@ static attnd_err lay_out(client_service *s, const tensor t[TENSORS], client_plac
     return err ? err : put_out(s, &t[LSE], &places[LSE], &body->lse_off, h, info);
 }
 
+static void set_pair(client_service *s, attnd_hand_over *h, uint32_t pair) {
+    h->pair = pair;
+    h->ready = &s->flags[pair].ready;
+    h->done = &s->flags[pair].done;
+}
+
 // ---- attends as they come
 
 // await_idle waits, without the lock, until a stream is idle.
@@ -427,8 +433,7 @@ static attnd_err attend_now(client_service *s, const attnd_attend_args *a, const
     l->used = ++s->uses;
     body->first_flag = (uint32_t)(l - s->lanes) * LANE_FLAGS + l->next_flag;
     l->next_flag = (l->next_flag + 1) % LANE_FLAGS;
-    h->ready = &s->flags[body->first_flag].ready;
-    h->done = &s->flags[body->first_flag].done;
+    set_pair(s, h, body->first_flag);
     err = send_call(s, body, a->block_mask, deadline_ms, a->request, info);
     return err ? err : s->ops->hand_over(s->state, a->stream, h, info);
 }
@@ -503,8 +508,7 @@ static attnd_err attend_later(client_service *s, const open_step *o, uint64_t id
     }
     body->first_flag = s->next_flag;
     body->step = 0;
-    h->ready = &s->flags[body->first_flag].ready;
-    h->done = &s->flags[body->first_flag].done;
+    set_pair(s, h, body->first_flag);
     err = s->ops->hand_over(s->state, a->stream, h, info);
     if (!err && !(err = keep(c, body, info))) {
         s->next_flag++;
@@ -702,13 +706,14 @@ static attnd_err map_flags(client_service *s, const client_attached *a, attnd_er
 static attnd_err map_region(client_service *s, const client_attached *a, attnd_errinfo *info) {
     attnd_service_opts opts = {.fd = a->region_fd,
                                .bytes = a->region.bytes,
+                               .pairs_off = a->region.pairs_off,
                                .flags = s->head,
                                .flags_bytes = s->flags_bytes};
     void *base = NULL;
     memcpy(opts.device, a->region.device, sizeof(opts.device));
     attnd_err err = s->ops->open(&s->state, &base, &opts, info);
     s->base = base;
-    s->bytes = a->region.bytes;
+    s->bytes = a->region.pairs_off ? a->region.pairs_off : a->region.bytes;
     client_area_init(&s->area, s->bytes);
     return err;
 }

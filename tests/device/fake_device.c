@@ -1,6 +1,6 @@
 // Device memory is one range of addresses, closed but while work runs: the arena, a memory file
 // that another process can take over, then the buffers' device sides; and regions, memory files
-// that clients map.  Work is a list that runs up to a mark.
+// that clients map.  Work is a list that runs up to a mark, or to a gate that waits.
 #include "tests/device/fake_device.h"
 
 #include <pthread.h>
@@ -10,16 +10,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/clock.h"
+#include "proto/proto_region.h"
+
 enum { MAX_WORK = 64 * 1024, MAX_REGIONS = 4096, PAGE = 4096 };
 
-typedef enum kind { UPLOAD, DOWNLOAD, MOVE, LAUNCH, SIGNAL, MARK } kind;
+typedef enum kind { UPLOAD, DOWNLOAD, MOVE, GATE, LAUNCH, SIGNAL, MARK } kind;
 
 typedef struct work {
     kind kind;
+    bool gated; // done only if the buffer's gate was passed
     uint32_t buffer;
     uint64_t a, b, c, d, e; // as the call had them
     attn_params launch;     // with rows of its own
 } work;
+
+// gate is a buffer's last one.
+typedef struct gate {
+    uint64_t met_us; // when the order of work had come to it; 0 = it has not
+    uint32_t waited_us;
+    bool passed;
+} gate;
 
 // range is memory of the device's that a client shares.
 typedef struct range {
@@ -40,7 +51,8 @@ typedef struct fake_device {
     work *work; // [MAX_WORK]
     uint32_t num;
     bool passed[ATTN_DEVICE_BUFFERS]; // the mark
-    bool looked;                      // for the mark that is next
+    gate gates[ATTN_DEVICE_BUFFERS];
+    bool looked; // for the mark that is next
     bool lost;
     int32_t max_tokens;
 } fake_device;
@@ -137,7 +149,9 @@ static attnd_err fake_open(attn_device **out, const attn_device_opts *opts, attn
                       0) != MAP_FAILED);
     d->pub = (attn_device){.ops = &fake_device_ops,
                            .name = "host memory",
-                           .uuid = "a fake GPU's own",
+                           .uuid = FAKE_UUID,
+                           .mps = getenv("ATTND_FAKE_MPS") != NULL,
+                           .waits = true,
                            .region_unit = PAGE,
                            .kernels = "fake",
                            .arena = d->memory,
@@ -204,13 +218,35 @@ static attnd_err append(fake_device *d, work w, attnd_errinfo *info) {
     return ATTND_OK;
 }
 
-static attnd_err fake_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
-    fake_device *d = of(pub);
+static attnd_err launch(fake_device *d, uint32_t buffer, bool gated, attnd_errinfo *info) {
     ATTND_ASSERT(d->is_planned[buffer]);
-    work w = {.kind = LAUNCH, .buffer = buffer, .launch = d->planned[buffer]};
+    work w = {.kind = LAUNCH, .gated = gated, .buffer = buffer, .launch = d->planned[buffer]};
     d->planned[buffer].rows = NULL;
     d->is_planned[buffer] = false;
     return append(d, w, info);
+}
+
+static attnd_err fake_launch(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
+    return launch(of(d), buffer, false, info);
+}
+
+static bool fake_gates(attn_device *d, uint32_t buffer) {
+    return of(d)->is_planned[buffer];
+}
+
+static attnd_err fake_launch_gated(attn_device *pub, uint32_t buffer, uint64_t pair,
+                                   attnd_errinfo *info) {
+    fake_device *d = of(pub);
+    d->gates[buffer] = (gate){.met_us = 0};
+    attnd_err err = append(d, (work){.kind = GATE, .buffer = buffer, .a = pair}, info);
+    err = err ? err : launch(d, buffer, true, info);
+    work signal = {.kind = SIGNAL, .gated = true, .buffer = buffer, .a = pair};
+    return err ? err : append(d, signal, info);
+}
+
+static bool fake_passed(attn_device *d, uint32_t buffer, uint32_t *waited_us) {
+    *waited_us = of(d)->gates[buffer].waited_us;
+    return of(d)->gates[buffer].passed;
 }
 
 static attnd_err transfer(fake_device *d, work w, attnd_errinfo *info) {
@@ -316,9 +352,8 @@ static attnd_err fake_flags_map(attn_device *pub, void *base, uint64_t bytes, ui
     return ATTND_OK;
 }
 
-static attnd_err fake_signal(attn_device *d, uint64_t address, uint32_t value,
-                             attnd_errinfo *info) {
-    return append(of(d), (work){.kind = SIGNAL, .a = address, .b = value}, info);
+static attnd_err fake_signal(attn_device *d, uint64_t pair, attnd_errinfo *info) {
+    return append(of(d), (work){.kind = SIGNAL, .a = pair}, info);
 }
 
 static attnd_err fake_mark(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
@@ -326,21 +361,60 @@ static attnd_err fake_mark(attn_device *d, uint32_t buffer, attnd_errinfo *info)
     return append(of(d), (work){.kind = MARK, .buffer = buffer}, info);
 }
 
-// open_regions opens or closes the regions that rows of a launch lie in.
-static void open_regions(const fake_device *d, const attn_params *p, int access) {
-    for (uint32_t r = 0; r < p->num_rows; r++) {
-        uintptr_t at = (uintptr_t)(p->rows[r].q ? p->rows[r].q : p->rows[r].k_new);
-        for (uint32_t i = 0; i < d->num_regions; i++) {
-            uintptr_t base = (uintptr_t)d->regions[i].base;
-            if (at >= base && at - base < d->regions[i].bytes) {
-                ATTND_ASSERT(mprotect(d->regions[i].base, d->regions[i].bytes, access) == 0);
-            }
+// open_region opens or closes the region that an address lies in, if any.
+static void open_region(const fake_device *d, uintptr_t at, int access) {
+    for (uint32_t i = 0; i < d->num_regions; i++) {
+        uintptr_t base = (uintptr_t)d->regions[i].base;
+        if (at >= base && at - base < d->regions[i].bytes) {
+            ATTND_ASSERT(mprotect(d->regions[i].base, d->regions[i].bytes, access) == 0);
         }
     }
 }
 
+static void open_regions(const fake_device *d, const attn_params *p, int access) {
+    for (uint32_t r = 0; r < p->num_rows; r++) {
+        open_region(d, (uintptr_t)(p->rows[r].q ? p->rows[r].q : p->rows[r].k_new), access);
+    }
+}
+
+// pass_gate is true when the gate has been passed or has given up.
+static bool pass_gate(fake_device *d, const work *w) {
+    gate *g = &d->gates[w->buffer];
+    uint64_t now_us = attnd_clock_us();
+    g->met_us = g->met_us ? g->met_us : now_us;
+    g->waited_us = (uint32_t)(now_us - g->met_us);
+    open_region(d, w->a, PROT_READ | PROT_WRITE);
+    proto_flag *pair = (proto_flag *)(uintptr_t)w->a;
+    g->passed = __atomic_exchange_n(&pair->ready, 0, __ATOMIC_ACQ_REL) != 0;
+    open_region(d, w->a, PROT_NONE);
+    return g->passed || g->waited_us > ATTN_DEVICE_GATE_US;
+}
+
+static void answer(const fake_device *d, uint64_t pair) {
+    const union {
+        proto_flag pair;
+        uint64_t bits;
+    } answered = {.pair = {.ready = 0, .done = 1}};
+    open_region(d, pair, PROT_READ | PROT_WRITE);
+    __atomic_store_n((uint64_t *)(uintptr_t)pair, answered.bits, __ATOMIC_RELEASE);
+    open_region(d, pair, PROT_NONE);
+}
+
+static attnd_err run_launch(fake_device *d, work *w, bool shut) {
+    attnd_err err = ATTND_OK;
+    if (!shut) {
+        open_regions(d, &w->launch, PROT_READ | PROT_WRITE);
+        err = attn_cpu_run(d->cpu, &w->launch, NULL, NULL);
+        open_regions(d, &w->launch, PROT_NONE);
+    }
+    free(w->launch.rows);
+    w->launch.rows = NULL;
+    return err;
+}
+
 static attnd_err run(fake_device *d, work *w) {
     const attn_device_buffer *b = &d->pub.buffers[w->buffer];
+    bool shut = w->gated && !d->gates[w->buffer].passed;
     attnd_err err = ATTND_OK;
     switch (w->kind) {
     case UPLOAD:
@@ -354,15 +428,15 @@ static attnd_err run(fake_device *d, work *w) {
             memcpy(d->memory + w->a + r * w->d, d->memory + w->b + r * w->d, w->c);
         }
         break;
+    case GATE: // is pass_gate's
+        break;
     case LAUNCH:
-        open_regions(d, &w->launch, PROT_READ | PROT_WRITE);
-        err = attn_cpu_run(d->cpu, &w->launch, NULL, NULL);
-        open_regions(d, &w->launch, PROT_NONE);
-        free(w->launch.rows);
-        w->launch.rows = NULL;
+        err = run_launch(d, w, shut);
         break;
     case SIGNAL: // to a thread or process that looks at it now
-        __atomic_store_n((uint32_t *)(uintptr_t)w->a, (uint32_t)w->b, __ATOMIC_RELEASE);
+        if (!shut) {
+            answer(d, w->a);
+        }
         break;
     case MARK:
         d->passed[w->buffer] = true;
@@ -389,13 +463,18 @@ static attnd_err fake_upload(attn_device *pub, uint32_t buffer, uint64_t off, ui
     return err;
 }
 
-// run_to runs what comes up to the buffer's mark.
+// run_to runs what comes up to the buffer's mark, or to a gate that waits.
 static void run_to(fake_device *d, uint32_t buffer) {
     pthread_mutex_lock(&d->lock);
     protect(d, PROT_READ | PROT_WRITE);
     uint32_t at = 0;
     while (at < d->num && !d->passed[buffer] && !d->lost) {
-        d->lost = run(d, &d->work[at++]) != ATTND_OK;
+        work *w = &d->work[at];
+        if (w->kind == GATE && !pass_gate(d, w)) {
+            break;
+        }
+        d->lost = run(d, w) != ATTND_OK;
+        at++;
     }
     protect(d, PROT_NONE);
     pthread_mutex_unlock(&d->lock);
@@ -430,6 +509,9 @@ const attn_device_ops fake_device_ops = {
     .check_row = fake_check_row,
     .plan = fake_plan,
     .launch = fake_launch,
+    .gates = fake_gates,
+    .launch_gated = fake_launch_gated,
+    .passed = fake_passed,
     .upload = fake_upload,
     .uploaded = fake_uploaded,
     .download = fake_download,

@@ -5,12 +5,16 @@
 //
 // Wrong accesses it finds lose it, as they would lose a CUDA context.  In that and in other errors
 // it gives the CUDA code of the same error.
+//
+// With ATTND_FAKE_MPS in the environment it says that contexts on it are shared through MPS.
 #ifndef ATTND_TESTS_FAKE_DEVICE_H
 #define ATTND_TESTS_FAKE_DEVICE_H
 
 #include "attention/attn_device.h"
 
 enum { FAKE_INVALID_VALUE = 1, FAKE_ILLEGAL_ADDRESS = 700 };
+
+#define FAKE_UUID "a fake GPU's own" // 16 bytes
 
 extern const attn_device_ops fake_device_ops;
 

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/proto_region.h"
 #include "server/srv_device.h"
 #include "tests/device/faulty_device.h"
 
@@ -71,14 +72,20 @@ static attnd_err plan(attn_device *d, uint32_t buffer, const attn_params *p, att
     return DEVICE.plan(d, buffer, p, choice, info);
 }
 
+// refuse makes the call that is refused, if the launch is to be.
+static attnd_err refuse(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
+    return is_refused[buffer] ? DEVICE.upload(d, buffer, d->buffers[buffer].bytes, 1ull << 50, info)
+                              : ATTND_OK;
+}
+
 static attnd_err launch(attn_device *d, uint32_t buffer, attnd_errinfo *info) {
-    if (is_refused[buffer]) {
-        attnd_err err = DEVICE.upload(d, buffer, d->buffers[buffer].bytes, 1ull << 50, info);
-        if (err) {
-            return err;
-        }
-    }
-    return DEVICE.launch(d, buffer, info);
+    attnd_err err = refuse(d, buffer, info);
+    return err ? err : DEVICE.launch(d, buffer, info);
+}
+
+static attnd_err launch_gated(attn_device *d, uint32_t buffer, uint64_t pair, attnd_errinfo *info) {
+    attnd_err err = refuse(d, buffer, info);
+    return err ? err : DEVICE.launch_gated(d, buffer, pair, info);
 }
 
 static void take_time(void) {
@@ -89,7 +96,8 @@ static void take_time(void) {
 static attnd_err region_make(attn_device *d, uint64_t bytes, attn_device_region *out,
                              attnd_errinfo *info) {
     take_time();
-    if (bytes == FAULTY_REGION && getenv("ATTND_FAULTY")) {
+    bool asked = bytes % PROTO_REGION_ALIGN == FAULTY_REGION; // pairs are so many times that
+    if (asked && getenv("ATTND_FAULTY")) {
         return attnd_fail(info, ATTND_ENOMEM, "memory", "no memory, as was asked for");
     }
     return DEVICE.region_make(d, bytes, out, info);
@@ -110,6 +118,7 @@ const attn_device_ops *srv_device_cuda(void) {
     ops.open = open_device;
     ops.plan = plan;
     ops.launch = launch;
+    ops.launch_gated = launch_gated;
     ops.spoilt = spoilt;
     ops.region_make = region_make;
     ops.region_free = region_free;

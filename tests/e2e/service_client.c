@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "proto/clock.h"
+#include "tests/device/fake_device.h"
 
 enum { SLOT_BYTES = 1024 }; // of a message, and of a reply
 
@@ -56,6 +57,9 @@ attnd_err service_ask(service_client *c, const char *path, const proto_attach *a
     c->region = map(fds[0], c->given.bytes);
     c->head = map(fds[1], c->given.flags_bytes);
     c->pairs = (proto_flag *)(void *)((uint8_t *)c->head + PROTO_FLAGS_HEAD_BYTES);
+    if (c->given.pairs_off) {
+        c->there = (proto_flag *)(void *)(c->region + c->given.pairs_off);
+    }
     return ATTND_OK;
 }
 
@@ -65,15 +69,24 @@ static const proto_attach good = {.magic = PROTO_RING_MAGIC,
                                   .entries = 128,
                                   .data_bytes = SERVICE_RING_BYTES};
 
-void service_open(service_client *c, const char *path, uint64_t bytes, uint32_t num_flags) {
+static proto_region_ask ask_for(uint64_t bytes, uint32_t num_flags) {
     proto_region_ask ask = {.bytes = bytes, .num_flags = num_flags};
+    if (getenv("ATTND_FAKE_MPS")) {
+        ask.flags = PROTO_REGION_MPS;
+        memcpy(ask.device, FAKE_UUID, sizeof(ask.device));
+    }
+    return ask;
+}
+
+void service_open(service_client *c, const char *path, uint64_t bytes, uint32_t num_flags) {
+    proto_region_ask ask = ask_for(bytes, num_flags);
     ATTND_CK_OK(service_ask(c, path, &good, &ask));
     ATTND_CK_OK(ring_client_call(&c->ring, PROTO_HELLO, ++c->id, "{}", 2, NULL));
 }
 
 void service_join(service_client *c, const char *path, const char *hello_reply, uint64_t bytes,
                   uint32_t num_flags) {
-    proto_region_ask ask = {.bytes = bytes, .num_flags = num_flags};
+    proto_region_ask ask = ask_for(bytes, num_flags);
     proto_attach attach = good;
     cJSON *doc = cJSON_Parse(hello_reply);
     const char *session = cJSON_GetStringValue(cJSON_GetObjectItem(doc, "session"));
@@ -130,12 +143,22 @@ attnd_err service_recv(service_client *c, const void **reply) {
 }
 
 void service_raise(service_client *c, uint32_t pair) {
+    if (c->there) {
+        __atomic_store_n(&c->there[pair].done, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&c->there[pair].ready, 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&c->pairs[pair].done, 0, __ATOMIC_RELAXED);
+    }
     __atomic_store_n(&c->pairs[pair].ready, 1, __ATOMIC_RELEASE);
+}
+
+static bool is_done(const service_client *c, uint32_t pair) {
+    return __atomic_load_n(&c->pairs[pair].done, __ATOMIC_ACQUIRE) ||
+           (c->there && __atomic_load_n(&c->there[pair].done, __ATOMIC_ACQUIRE));
 }
 
 bool service_lower(service_client *c, uint32_t pair, int ms) {
     uint64_t begin = attnd_clock_us(), waited = 0;
-    while (!__atomic_load_n(&c->pairs[pair].done, __ATOMIC_ACQUIRE)) {
+    while (!is_done(c, pair)) {
         waited = attnd_clock_us() - begin;
         if (waited > (uint64_t)ms * 1000) {
             return false;
@@ -143,6 +166,9 @@ bool service_lower(service_client *c, uint32_t pair, int ms) {
         if (waited > 100) { // the daemon may want this processor
             usleep(20);
         }
+    }
+    if (c->there) {
+        __atomic_store_n(&c->there[pair].ready, 0, __ATOMIC_RELEASE);
     }
     __atomic_store_n(&c->pairs[pair].done, 0, __ATOMIC_RELEASE);
     return true;

@@ -1,6 +1,9 @@
 // service_client is the smallest client of a region (proto_region.h), for tests, over a daemon
 // whose device is host memory (tests/device): it maps the region, and plays the client's stream
 // with loads and stores of the host's.  One thread.
+//
+// With ATTND_FAKE_MPS in the environment it is one that shares the device through MPS, and has
+// pairs there.
 #ifndef ATTND_TESTS_E2E_SERVICE_CLIENT_H
 #define ATTND_TESTS_E2E_SERVICE_CLIENT_H
 
@@ -15,7 +18,8 @@ typedef struct service_client {
     proto_region given;
     uint8_t *region; // [given.bytes]
     proto_flags *head;
-    proto_flag *pairs; // [given.num_flags]
+    proto_flag *pairs; // [given.num_flags], in the flags
+    proto_flag *there; // the same on the device; NULL = none
     uint64_t id;       // of the last request over the ring
 } service_client;
 
@@ -36,8 +40,8 @@ uint64_t service_send(service_client *c, const void *body, size_t bytes);
 // service_recv waits for a reply; *reply (may be NULL) points at its body.  ATTND_ECONN.
 attnd_err service_recv(service_client *c, const void **reply);
 
-// The stream: raise stores ready = 1; lower waits for done and stores 0, false when it does not
-// come within ms; ready tells whether the daemon has not taken it yet.
+// The stream: raise stores ready = 1; lower waits for done, wherever it comes, and stores 0, false
+// when it does not come within ms; ready tells whether the daemon has not taken it yet.
 void service_raise(service_client *c, uint32_t pair);
 bool service_lower(service_client *c, uint32_t pair, int ms);
 bool service_ready(const service_client *c, uint32_t pair);

@@ -10,15 +10,18 @@
 #include <unistd.h>
 
 #include "proto/clock.h"
+#include "proto/proto_region.h"
 #include "tests/check_main.h"
+#include "tests/device/fake_device.h"
 #include "tests/e2e/service_device.h"
 
-typedef enum kind { COPY, WRITE, WAIT, PAUSE } kind;
+typedef enum kind { COPY, WRITE, WAIT, PAIR, PAUSE } kind;
 
 typedef struct work {
     kind kind;
     attnd_service_copy copy;
-    uint32_t *flag, value; // of WRITE; WAIT waits until it is not 0; value of PAUSE: ms
+    uint32_t *flag, value;   // of WRITE; WAIT waits until it is not 0; value of PAUSE: ms
+    proto_flag *pair, *host; // of PAIR: the same on the device, and in the flags
 } work;
 
 typedef struct works {
@@ -84,6 +87,26 @@ static void await(const uint32_t *flag) {
     }
 }
 
+// hand_pair is a kernel where there are pairs on the device (proto_region.h).
+static void hand_pair(proto_flag *pair, proto_flag *flag) {
+    enum { RARELY = 16 };
+    __atomic_store_n(&pair->done, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&pair->ready, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&flag->done, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&flag->ready, 1, __ATOMIC_RELEASE);
+    for (int i = 1; !__atomic_load_n(&pair->done, __ATOMIC_ACQUIRE); i++) {
+        if (i % RARELY == 0 && __atomic_load_n(&flag->done, __ATOMIC_ACQUIRE)) {
+            break;
+        }
+        if (i < 100) {
+            sched_yield();
+        } else {
+            nap(20);
+        }
+    }
+    __atomic_store_n(&pair->ready, 0, __ATOMIC_RELEASE);
+}
+
 static void do_work(const work *w) {
     switch (w->kind) {
     case COPY:
@@ -94,6 +117,9 @@ static void do_work(const work *w) {
         break;
     case WAIT:
         await(w->flag);
+        break;
+    case PAIR:
+        hand_pair(w->pair, w->host);
         break;
     case PAUSE:
         nap((long)w->value * 1000);
@@ -210,15 +236,15 @@ void service_graph_free(service_graph *g) {
 enum { STREAMS = 8, CLOSE_MS = 5000 };
 
 typedef struct region {
-    void *base;
-    uint64_t bytes;
+    uint8_t *base;
+    uint64_t bytes, pairs_off;
     service_stream *streams[STREAMS]; // that use it
 } region;
 
 static attnd_err device(uint8_t uuid[16], bool *mps, attnd_errinfo *info) {
     (void)info;
-    memset(uuid, 0, 16);
-    *mps = false;
+    *mps = getenv("ATTND_FAKE_MPS") != NULL;
+    memcpy(uuid, FAKE_UUID, 16);
     return ATTND_OK;
 }
 
@@ -227,6 +253,7 @@ static attnd_err engine_open(void **state, void **base, const attnd_service_opts
     region *r = calloc(1, sizeof(*r));
     ck_assert_ptr_nonnull(r);
     r->bytes = opts->bytes;
+    r->pairs_off = opts->pairs_off;
     r->base = mmap(NULL, opts->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, opts->fd, 0);
     if (r->base == MAP_FAILED) {
         free(r);
@@ -255,6 +282,19 @@ static attnd_err capture(void *state, void *stream, uint64_t *id, attnd_errinfo 
     return ATTND_OK;
 }
 
+// push_flags is the work between the copies.
+static void push_flags(const region *r, service_stream *stream, const attnd_hand_over *h) {
+    if (r->pairs_off) {
+        proto_flag *pairs = (proto_flag *)(void *)(r->base + r->pairs_off);
+        proto_flag *flag = (proto_flag *)(void *)h->ready;
+        push(stream, &(work){.kind = PAIR, .pair = pairs + h->pair, .host = flag});
+        return;
+    }
+    push(stream, &(work){.kind = WRITE, .flag = h->done, .value = 0});
+    push(stream, &(work){.kind = WRITE, .flag = h->ready, .value = 1});
+    push(stream, &(work){.kind = WAIT, .flag = h->done});
+}
+
 static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
                            attnd_errinfo *info) {
     region *r = state;
@@ -267,9 +307,7 @@ static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
     for (uint32_t i = 0; i < h->num_in; i++) {
         push(stream, &(work){.kind = COPY, .copy = h->in[i]});
     }
-    push(stream, &(work){.kind = WRITE, .flag = h->done, .value = 0});
-    push(stream, &(work){.kind = WRITE, .flag = h->ready, .value = 1});
-    push(stream, &(work){.kind = WAIT, .flag = h->done});
+    push_flags(r, stream, h);
     for (uint32_t i = 0; i < h->num_out; i++) {
         push(stream, &(work){.kind = COPY, .copy = h->out[i]});
     }

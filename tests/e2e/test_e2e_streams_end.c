@@ -242,6 +242,47 @@ START_TEST(a_client_that_is_killed_leaves_nothing) {
 }
 END_TEST
 
+// One MPS server has one fate: who is killed in a kernel ends the contexts of all (attnd.conf,
+// wait_kernels).  What is left is the cache.
+static void poke_device(void) {
+    static uint16_t out[PLAY_OUT];
+    pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) { // its request may be the first to meet the end of the daemon's context
+        play a;
+        play_begin(&a, d.url, PLAY_MESSAGES);
+        play_forward(&a, 1, out);
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+}
+
+START_TEST(the_cache_outlives_a_client_that_is_killed_while_it_waits) {
+    enum { BACK_MS = 60000 };
+    static uint16_t there[PLAY_OUT], here[PLAY_OUT];
+    play a, b;
+    start(true);
+    play_begin(&a, d.url, PLAY_MESSAGES);
+    play_forward(&a, 7, here);
+    kill_child_at(WAITING);
+    poke_device();
+    e2e_sleep_ms(1000); // until the daemon has ended, if it does
+    uint64_t until = e2e_now_ms() + BACK_MS;
+    while (attnd_reconnect(a.c, &a.info) && e2e_now_ms() < until) {
+        e2e_sleep_ms(50);
+    }
+    play_forward(&a, 1, here);
+    play_begin(&b, d.url, PLAY_MESSAGES);
+    play_forward(&b, 7, there);
+    play_forward(&b, 1, there);
+    ck_assert_mem_eq(there, here, PLAY_LAYERS * PLAY_SEQS * PLAY_Q_ROW * 2);
+    play_end(&a, 0);
+    play_end(&b, 0);
+    await_nothing_left();
+    e2e_stop(&d);
+}
+END_TEST
+
 // ---- steps that end
 
 // go_on wants the client to be as if nothing had been.
@@ -470,6 +511,8 @@ static Suite *suite(void) {
     tcase_add_test(tc, another_user_is_served_or_disturbs_nobody);
     tc = add_case(s, "keeper", false);
     tcase_add_test(tc, a_client_goes_on_with_the_next_daemon);
+    tc = add_case(s, "outlives", false);
+    tcase_add_test(tc, the_cache_outlives_a_client_that_is_killed_while_it_waits);
     return s;
 }
 

@@ -211,8 +211,9 @@ class Attnd:
 
 class Daemon:
     def __init__(self, build, gib, mode):
+        self.build = build
         self.dir = tempfile.TemporaryDirectory()
-        url = f"ipc://{self.dir.name}/s"
+        self.url = url = f"ipc://{self.dir.name}/s"
         self.process = subprocess.Popen(
             [f"{build}/attnd", "--no-keeper", "--listen", url, "--device", "cuda:0",
              "--set", f"cache.memory={gib}GiB", "--set", f"server.in_process_uids={os.getuid()}"],
@@ -220,6 +221,13 @@ class Daemon:
         if b"ready" not in self.process.stdout.readline():
             sys.exit("attnd does not start")
         self.client = attnd.connect(url, engine="cuda", mode=mode)
+
+    def tell(self):
+        status = subprocess.run([f"{self.build}/attnctl", "-s", self.url, "--json", "status"],
+                                capture_output=True, check=True).stdout
+        did = json.loads(status)["service"]
+        return (f"service: {did['layers']} layers, {did['ahead']} begun by the submit thread, of "
+                f"these {did['gated']} behind a gate; {did['gates_missed']} gates in vain")
 
     def end(self):
         self.client.close()
@@ -248,6 +256,8 @@ def run(build, mode, shapes):
             del step
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+        if mode == "service":
+            print(daemon.tell(), flush=True)
         if daemon:
             daemon.end()
     return times

@@ -21,6 +21,7 @@ enum { REGION = 1 << 20, DATA = 64 << 10, MAX_FDS = 3 };
 
 typedef enum lie {
     TRUTH,
+    PAIRS, // no lie, either: the region ends in pairs
     NO_DESCRIPTOR,
     ONE_DESCRIPTOR,
     THREE_DESCRIPTORS,
@@ -28,6 +29,10 @@ typedef enum lie {
     SHORT_FLAGS,
     OTHER_FLAGS,
     LESS_BYTES,
+    PAIRS_ASKEW, // their place is no multiple of 256,
+    PAIRS_BELOW, // or among the bytes that were asked for,
+    PAIRS_SHORT, // or they reach past the end,
+    PAIRS_PAST,  // or lie behind it
     OTHER_MAGIC,
     SHORT_PACKET,
     HANGUP,
@@ -35,6 +40,11 @@ typedef enum lie {
 } lie;
 
 static const attnd_err errors[LIES] = {[TRUTH] = ATTND_OK,
+                                       [PAIRS] = ATTND_OK,
+                                       [PAIRS_ASKEW] = ATTND_EPROTO,
+                                       [PAIRS_BELOW] = ATTND_EPROTO,
+                                       [PAIRS_SHORT] = ATTND_EPROTO,
+                                       [PAIRS_PAST] = ATTND_EPROTO,
                                        [NO_DESCRIPTOR] = ATTND_EPROTO,
                                        [ONE_DESCRIPTOR] = ATTND_EPROTO,
                                        [THREE_DESCRIPTORS] = ATTND_EPROTO,
@@ -102,20 +112,36 @@ static void send_ring(void) {
     close(ring);
 }
 
+// lie_of_pairs places the pairs behind what was asked for, or nearly so.
+static void lie_of_pairs(proto_region *r) {
+    const uint64_t bytes = PROTO_REGION_MAX_FLAGS * 8; // of the pairs, a multiple of 256
+    r->bytes += bytes + 256;
+    r->pairs_off = REGION + (f.lie == PAIRS_ASKEW ? 128 : 256);
+    r->pairs_off -= f.lie == PAIRS_BELOW ? 512 : 0;
+    r->pairs_off += f.lie == PAIRS_SHORT ? 256 : f.lie == PAIRS_PAST ? bytes + 256 : 0;
+}
+
+static bool has_pairs(void) {
+    return f.lie == PAIRS || (f.lie >= PAIRS_ASKEW && f.lie <= PAIRS_PAST);
+}
+
 static void send_region(void) {
     uint64_t flags_bytes = proto_flags_bytes(f.region_ask.num_flags);
     proto_region region = {.magic = PROTO_RING_MAGIC + (f.lie == OTHER_MAGIC),
                            .num_flags = f.region_ask.num_flags - (f.lie == OTHER_FLAGS),
                            .bytes = f.region_ask.bytes / (f.lie == LESS_BYTES ? 2 : 1),
                            .flags_bytes = flags_bytes};
-    int fds[MAX_FDS] = {memory(f.region_ask.bytes, true),
+    if (has_pairs()) {
+        lie_of_pairs(&region);
+    }
+    int fds[MAX_FDS] = {memory(region.bytes, true),
                         memory(flags_bytes / (f.lie == SHORT_FLAGS ? 2 : 1), f.lie != UNSEALED)};
     fds[2] = fds[0];
     size_t num = f.lie == NO_DESCRIPTOR       ? 0
                  : f.lie == ONE_DESCRIPTOR    ? 1
                  : f.lie == THREE_DESCRIPTORS ? 3
                                               : 2;
-    if (f.lie == TRUTH) {
+    if (!errors[f.lie]) {
         void *p = mmap(NULL, flags_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
         ck_assert_ptr_ne(p, MAP_FAILED);
         f.flags = (proto_flag *)(void *)((uint8_t *)p + PROTO_FLAGS_HEAD_BYTES);
@@ -200,7 +226,9 @@ static attnd_err device(uint8_t uuid[16], bool *mps, attnd_errinfo *e) {
 
 static attnd_err open_region(void **state, void **base, const attnd_service_opts *opts,
                              attnd_errinfo *e) {
-    ck_assert_uint_eq(opts->bytes, REGION);
+    bool pairs = f.lie == PAIRS;
+    ck_assert_uint_eq(opts->bytes, REGION + (pairs ? 256 + PROTO_REGION_MAX_FLAGS * 8 : 0));
+    ck_assert_uint_eq(opts->pairs_off, pairs ? REGION + 256 : 0);
     ck_assert_uint_eq(opts->flags_bytes, proto_flags_bytes(PROTO_REGION_MAX_FLAGS));
     *state = *base = malloc(1);
     return open_err ? attnd_fail(e, open_err, "engine", "asked for") : ATTND_OK;
@@ -236,10 +264,10 @@ START_TEST(region_that_is_nonsense_is_refused_and_nothing_kept) {
     ck_assert_uint_eq(f.region_ask.num_flags, PROTO_REGION_MAX_FLAGS);
     ck_assert_uint_eq(f.region_ask.flags, PROTO_REGION_MPS);
     ck_assert_uint_eq(f.region_ask.device[3], 7);
-    if (_i == TRUTH) {
+    if (!errors[_i]) {
         client_conn_close(conn);
     }
-    ck_assert(closed == (_i == TRUTH));
+    ck_assert(closed == !errors[_i]);
     ck_assert(heard_left() == (_i != HANGUP));
     stop();
     ck_assert_int_eq(num_fds(), before);

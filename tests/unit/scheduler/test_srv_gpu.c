@@ -11,6 +11,8 @@
 
 #include "kvcache/kv_tier.h"
 #include "proto/clock.h"
+#include "proto/proto_region.h"
+#include "server/srv_gap.h"
 #include "tests/check_main.h"
 #include "tests/device/fake_device.h"
 
@@ -55,7 +57,7 @@ typedef struct attend {
     bool has_tree, has_mask;
     attn_block_mask mask;
     uint32_t mask_start[MAX_LEN], mask_blocks[MAX_LEN];
-    uint32_t num_done, order;
+    uint32_t num_done, order, num_missed;
     attnd_err err;
     attnd_errinfo info;
 } attend;
@@ -201,8 +203,11 @@ static void lost(void *ctx, const attnd_errinfo *info, bool spoilt) {
 // ran_ahead tells of the launch of the request whose number is its ticket.
 static void ran_ahead(void *ctx, uint64_t ticket, const sched_launch *launch) {
     (void)ctx;
-    attends[ticket].num_done++;
-    attends[ticket].err = launch->err;
+    attend *a = &attends[ticket];
+    a->num_done += !launch->missed;
+    a->num_missed += launch->missed;
+    a->err = launch->err;
+    a->info = launch->info;
 }
 
 // upload refuses as many as it is told to.
@@ -215,6 +220,22 @@ static attnd_err upload(attn_device *d, uint32_t buffer, uint64_t off, uint64_t 
     return fake_device_ops.upload(d, buffer, off, bytes, info);
 }
 
+// launch_gated does, behind a gate, what the test says of the client's stream.
+static atomic_uint num_gates;
+static void (*on_gate)(void);
+static bool refuses_gates;
+
+static attnd_err launch_gated(attn_device *d, uint32_t buffer, uint64_t pair, attnd_errinfo *info) {
+    attnd_err err = refuses_gates
+                        ? attnd_fail(info, ATTND_ECUDA, "cuda", "refused, as was asked for")
+                        : fake_device_ops.launch_gated(d, buffer, pair, info);
+    if (on_gate) {
+        on_gate();
+    }
+    num_gates++;
+    return err;
+}
+
 static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
     ck_assert_int_eq(uv_loop_init(&loop), 0);
     for (int i = 0; i < NUM_BLOCKS * BLOCK_FLOATS; i++) {
@@ -224,12 +245,14 @@ static void start(uint64_t staging_bytes, int32_t limit, const kv_cache *kv) {
     fake_device_limit(limit);
     device_ops = fake_device_ops;
     device_ops.upload = upload;
+    device_ops.launch_gated = launch_gated;
     srv_gpu_opts opts = {.device_ops = &device_ops,
                          .arena_bytes = sizeof(pool_reference),
                          .staging_bytes = staging_bytes,
                          .max_rows = 8,
                          .spin_us = 1000000,
                          .ahead = true,
+                         .waits = true,
                          .lost = lost};
     attnd_errinfo info;
     ATTND_CK_OK(srv_gpu_open(&gpu, &opts, &arena, &info));
@@ -389,7 +412,8 @@ END_TEST
 // one that it has begun by itself.
 START_TEST(a_launch_begun_ahead_crowds_as_any_does) {
     enum { TICKET = 1 };
-    static uint32_t flag, done_flag;
+    static uint32_t flag;
+    static proto_flag pair;
     const bool crowded = sysconf(_SC_NPROCESSORS_ONLN) <= 2;
     start(ROOMY, 0, NULL);
     make(TICKET, 0, 1);
@@ -400,7 +424,7 @@ START_TEST(a_launch_begun_ahead_crowds_as_any_does) {
                            .num_blocks = NUM_BLOCKS,
                            .rows = &row,
                            .num_rows = 1};
-    const srv_ahead ahead = {.flag = &flag, .signal = (uintptr_t)&done_flag};
+    const srv_ahead ahead = {.flag = &flag, .signal = (uintptr_t)&pair};
     backend->ops->prepare(backend, &p, TICKET, &ahead);
     ck_assert(!backend->ops->crowds(backend));
     __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
@@ -412,7 +436,7 @@ START_TEST(a_launch_begun_ahead_crowds_as_any_does) {
         sched_yield();
     }
     ck_assert(!backend->ops->crowds(backend));
-    ck_assert_uint_eq(__atomic_load_n(&done_flag, __ATOMIC_ACQUIRE), 1);
+    ck_assert_uint_eq(__atomic_load_n(&pair.done, __ATOMIC_ACQUIRE), 1);
     check_reference(&attends[TICKET]);
     stop();
 }
@@ -421,7 +445,8 @@ END_TEST
 // The device still has what the buffer held before.
 START_TEST(what_could_not_be_uploaded_is_not_launched) {
     enum { TICKET = 1 };
-    static uint32_t flag, done_flag;
+    static uint32_t flag;
+    static proto_flag pair;
     start(ROOMY, 0, NULL);
     make(TICKET, 0, 1);
     attend *a = &attends[TICKET];
@@ -432,7 +457,7 @@ START_TEST(what_could_not_be_uploaded_is_not_launched) {
                            .num_blocks = NUM_BLOCKS,
                            .rows = &row,
                            .num_rows = 1};
-    const srv_ahead ahead = {.flag = &flag, .signal = (uintptr_t)&done_flag};
+    const srv_ahead ahead = {.flag = &flag, .signal = (uintptr_t)&pair};
     num_refused = 1;
     flag = 1;
     backend->ops->prepare(backend, &p, TICKET, &ahead);
@@ -469,6 +494,223 @@ START_TEST(the_loss_of_the_device_is_told_once_and_fails_all_that_follows) {
     }
     ck_assert_uint_eq(num_lost, 1);
     ck_assert_int_eq(lost_info.detail, FAKE_ILLEGAL_ADDRESS);
+    stop();
+}
+END_TEST
+
+// ---- gates
+
+enum { LAYER = 1, GAP_US = 3000, LATE_US = 8000, TRIES = 200 }; // LAYER is the ticket, too
+
+static uint32_t flag;
+static union {
+    proto_flag pair;
+    uint64_t bits;
+} there; // the same on the device
+
+static void raise_pair(void) {
+    __atomic_store_n(&there.pair.done, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&there.pair.ready, 1, __ATOMIC_RELEASE);
+}
+
+static void raise_flag(void) {
+    __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
+}
+
+static void raise_both(void) {
+    raise_pair();
+    raise_flag();
+}
+
+static void ck_flags(uint32_t want_flag, uint32_t ready, uint32_t done_flag) {
+    ck_assert_uint_eq(__atomic_load_n(&flag, __ATOMIC_ACQUIRE), want_flag);
+    ck_assert_uint_eq(__atomic_load_n(&there.pair.ready, __ATOMIC_ACQUIRE), ready);
+    ck_assert_uint_eq(__atomic_load_n(&there.pair.done, __ATOMIC_ACQUIRE), done_flag);
+}
+
+static void prepare_layer(void) {
+    static attn_row row;
+    row = row_of(&attends[LAYER]);
+    const attn_params p = {.shape = shape,
+                           .pool = arena.base,
+                           .pool_bytes = arena.bytes,
+                           .num_blocks = NUM_BLOCKS,
+                           .rows = &row,
+                           .num_rows = 1};
+    const srv_ahead ahead = {
+        .flag = &flag, .signal = (uintptr_t)&there.pair, .follows = true, .has_pair = true};
+    backend->ops->prepare(backend, &p, LAYER, &ahead);
+}
+
+static void await_end(void) {
+    while (!backend->ops->poll(backend)) {
+        sched_yield();
+    }
+}
+
+// await_gate is true when a gate is launched within us.
+static bool await_gate(uint64_t us) {
+    uint64_t until = attnd_clock_us() + us;
+    while (!num_gates && attnd_clock_us() < until) {
+        sched_yield();
+    }
+    return num_gates > 0;
+}
+
+// reach_gate has layers come at equal times until a gate is launched for one, which is under way;
+// `then` is called right behind the gate, on the submit thread.
+static void reach_gate(void (*then)(void)) {
+    num_gates = 0;
+    on_gate = then;
+    for (int i = 0; i < TRIES; i++) {
+        flag = 0;
+        there.bits = 0;
+        make(LAYER, 0, 1);
+        prepare_layer();
+        if (await_gate(i % 8 < SRV_GAP_SAMPLES ? GAP_US : LATE_US)) {
+            ck_assert_uint_eq(num_gates, 1);
+            return;
+        }
+        raise_both();
+        await_end();
+        ck_flags(0, 0, 1);
+        check_reference(&attends[LAYER]);
+    }
+    ck_abort_msg("no gate was launched");
+}
+
+static void ck_counts(uint64_t ahead, uint64_t gated, uint64_t missed) {
+    ck_assert_uint_eq(backend->ahead, ahead);
+    ck_assert_uint_eq(backend->prepared, ahead);
+    ck_assert_uint_eq(backend->gated, gated);
+    ck_assert_uint_eq(backend->missed, missed);
+}
+
+START_TEST(a_gate_that_passes_has_the_layer_run_and_answered) {
+    start(ROOMY, 0, NULL);
+    reach_gate(raise_both);
+    uint64_t before = backend->ahead;
+    await_end();
+    ck_flags(0, 0, 1);
+    ck_counts(before + 1, 1, 0);
+    check_reference(&attends[LAYER]);
+    stop();
+}
+END_TEST
+
+// Then the flag comes.
+START_TEST(a_gate_in_vain_runs_nothing_and_the_layer_waits_for_its_flag) {
+    start(ROOMY, 0, NULL);
+    reach_gate(NULL);
+    attend *a = &attends[LAYER];
+    uint64_t before = backend->ahead;
+    ck_assert(backend->ops->begun(backend, LAYER));
+    await_end();
+    ck_assert(!backend->ops->begun(backend, LAYER));
+    ck_assert_uint_eq(a->num_missed, 1);
+    ck_assert_uint_eq(a->num_done, 0);
+    ATTND_CK_OK(a->err);
+    for (int i = 0; i < Q_ROW; i++) {
+        ck_assert_double_eq((double)a->out[i], 0);
+    }
+    ck_flags(0, 0, 0);
+    ck_counts(before, 0, 1);
+    prepare_layer();
+    raise_both();
+    await_end();
+    ck_flags(0, 0, 1);
+    ck_counts(before + 1, 0, 1);
+    check_reference(a);
+    stop();
+}
+END_TEST
+
+// The gate gave up between the two.
+START_TEST(a_flag_that_came_too_late_for_its_gate_is_not_lost) {
+    start(ROOMY, 0, NULL);
+    reach_gate(raise_flag);
+    uint64_t before = backend->ahead;
+    await_end();
+    ck_assert_uint_eq(attends[LAYER].num_missed, 1);
+    ck_flags(1, 0, 0);
+    raise_pair();
+    prepare_layer();
+    await_end();
+    ck_flags(0, 0, 1);
+    ck_counts(before + 1, 0, 1);
+    check_reference(&attends[LAYER]);
+    stop();
+}
+END_TEST
+
+// If its flag came later it would be the next call's, whose inputs are not there yet.
+START_TEST(a_pair_that_comes_without_its_flag_is_an_error) {
+    start(ROOMY, 0, NULL);
+    reach_gate(raise_pair);
+    await_end();
+    ck_assert_uint_eq(attends[LAYER].num_missed, 1);
+    ATTND_CK_ERR(attends[LAYER].err, ATTND_EPROTO);
+    ck_assert_str_eq(attends[LAYER].info.field, "flags");
+    ck_flags(0, 0, 1);
+    ck_assert_uint_eq(backend->missed, 1);
+    stop();
+}
+END_TEST
+
+START_TEST(a_gate_that_is_refused_leaves_the_flag_to_the_drain) {
+    static void (*const then[])(void) = {NULL, raise_both};
+    start(ROOMY, 0, NULL);
+    refuses_gates = true;
+    reach_gate(then[_i]);
+    await_end();
+    ck_assert_uint_eq(attends[LAYER].num_missed, 1);
+    ATTND_CK_ERR(attends[LAYER].err, ATTND_ECUDA);
+    ck_flags((uint32_t)_i, (uint32_t)_i, 0);
+    ck_assert_uint_eq(num_lost, 0);
+    stop();
+}
+END_TEST
+
+START_TEST(what_waits_at_a_gate_cannot_be_forgotten) {
+    start(ROOMY, 0, NULL);
+    reach_gate(NULL);
+    ck_assert(backend->ops->forget(backend, LAYER));
+    ck_assert(backend->ops->unwatch(backend, LAYER));
+    await_end();
+    ck_assert_uint_eq(attends[LAYER].num_missed, 1);
+    ck_assert(!backend->ops->forget(backend, LAYER));
+    ck_assert(!backend->ops->unwatch(backend, LAYER));
+    stop();
+}
+END_TEST
+
+START_TEST(launches_wait_behind_a_gate) {
+    static void (*const then[])(void) = {NULL, raise_both};
+    start(ROOMY, 0, NULL);
+    reach_gate(then[_i]);
+    make(3, 0, 32);
+    make(5, 0, 32);
+    submit(3);
+    submit(5);
+    run_until_idle();
+    check_reference(&attends[3]);
+    check_reference(&attends[5]);
+    ck_assert_uint_eq(attends[LAYER].num_missed, _i == 0);
+    if (_i == 1) {
+        check_reference(&attends[LAYER]);
+    }
+    stop();
+}
+END_TEST
+
+START_TEST(stop_awaits_what_waits_at_a_gate) {
+    static void (*const then[])(void) = {NULL, raise_both};
+    start(ROOMY, 0, NULL);
+    reach_gate(then[_i]);
+    backend->ops->stop(backend);
+    ck_assert_uint_eq(attends[LAYER].num_missed, _i == 0);
+    ck_assert_uint_eq(attends[LAYER].num_done, (uint32_t)_i);
+    ck_flags(0, 0, (uint32_t)_i);
     stop();
 }
 END_TEST
@@ -589,6 +831,14 @@ static Suite *suite(void) {
     tcase_add_test(t, a_launch_begun_ahead_crowds_as_any_does);
     tcase_add_test(t, what_could_not_be_uploaded_is_not_launched);
     tcase_add_test(t, the_loss_of_the_device_is_told_once_and_fails_all_that_follows);
+    tcase_add_test(t, a_gate_that_passes_has_the_layer_run_and_answered);
+    tcase_add_test(t, a_gate_in_vain_runs_nothing_and_the_layer_waits_for_its_flag);
+    tcase_add_test(t, a_flag_that_came_too_late_for_its_gate_is_not_lost);
+    tcase_add_test(t, a_pair_that_comes_without_its_flag_is_an_error);
+    tcase_add_loop_test(t, a_gate_that_is_refused_leaves_the_flag_to_the_drain, 0, 2);
+    tcase_add_test(t, what_waits_at_a_gate_cannot_be_forgotten);
+    tcase_add_loop_test(t, launches_wait_behind_a_gate, 0, 2);
+    tcase_add_loop_test(t, stop_awaits_what_waits_at_a_gate, 0, 2);
     tcase_add_test(t, blocks_go_to_a_tier_and_back_while_the_device_works);
     tcase_add_test(t, stop_answers_what_is_queued);
     tcase_add_test(t, a_device_that_is_not_there_is_refused);

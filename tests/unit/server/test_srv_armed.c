@@ -1,5 +1,6 @@
 // Calls that wait for flags, over a backend that begins a layer by itself when the test says so.
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/clock.h"
 #include "server/srv_core.h"
@@ -23,7 +24,7 @@ static bool forget(srv_backend *b, uint64_t ticket) {
 
 static bool begun(const srv_backend *b, uint64_t ticket) {
     (void)b;
-    return tells && ticket == taken;
+    return tells && ticket && ticket == taken;
 }
 
 static void stir(void *ctx) {
@@ -37,8 +38,28 @@ static srv_backend backend = {.ops = &ops};
 static attn_layer layers[LAYERS] = {{.kv_layer = 0}, {.kv_layer = 1}};
 static attn_model attn = {.num_layers = LAYERS, .layers = layers};
 static const srv_model model = {.attn = &attn, .shape = &attn.shape};
-static srv_session session = {.core = &core};
+static srv_session session = {.core = &core, .settling = true};
 static srv_region region;
+
+// ---- a connection that keeps the last reply
+
+static uint64_t reply[64];
+static uint32_t num_replies;
+
+static attnd_err reply_alloc(srv_request *rq, size_t bytes, void **out, attnd_errinfo *i) {
+    (void)rq, (void)i;
+    ck_assert_uint_le(bytes, sizeof(reply));
+    *out = reply;
+    return ATTND_OK;
+}
+
+static void reply_send(srv_request *rq) {
+    (void)rq;
+    num_replies++;
+}
+
+static const srv_transport_ops transport = {.reply_alloc = reply_alloc, .reply_send = reply_send};
+static srv_conn conn = {.ops = &transport};
 
 // call is an attend_all of both layers of a step of its own, over two pairs.
 typedef struct call {
@@ -59,6 +80,7 @@ static void setup(void) {
     list_init(&region.calls);
     taken = 0;
     tells = false;
+    num_replies = 0;
 }
 
 static void teardown(void) {
@@ -73,7 +95,8 @@ static void start(call *c, uint64_t handle, uint32_t pair, uint32_t num_active) 
                          .session = &session,
                          .model = &model,
                          .num_active = num_active}};
-    c->rq = (srv_request){.session = &session, .attend = {.step = &c->step, .reply = &c->reply}};
+    c->rq = (srv_request){
+        .conn = &conn, .session = &session, .attend = {.step = &c->step, .reply = &c->reply}};
     proto_attend_all all = {.step = handle, .num_layers = LAYERS, .first_flag = pair};
     ATTND_CK_OK(srv_armed_start(&core, &c->rq, &region, &all, &info));
 }
@@ -110,9 +133,111 @@ START_TEST(a_layer_that_is_begun_during_a_walk_leaves_the_list_after_it) {
 
     srv_armed_tick(&core, attnd_clock_us()); // which begins with hearing of it
     ck_assert_uint_eq(core.armed.running, 1);
-    ck_assert_uint_eq(core.armed.info.layers, 2);
+    ck_assert_uint_eq(core.armed.info.layers, 1);
     ck_assert(srv_layer_bit(second.step.attending, 0));
     ck_assert(!is_done(&second, 0)); // the device says so when it is
+}
+END_TEST
+
+// ---- gates
+
+// begin_gate has the backend begin the first layer of a call, which the loop has noticed or not.
+static void begin_gate(bool noticed) {
+    start(&first, 1, 0, 0);
+    first.rq.attend.ticket = taken = TICKET;
+    tells = noticed;
+    srv_armed_poll(&core, attnd_clock_us());
+    ck_assert_uint_eq(core.armed.running, noticed);
+}
+
+// end_gate says that it was in vain.
+static void end_gate(attnd_err err) {
+    sched_launch launch = {.ticket = TICKET, .gated = true, .missed = true, .err = err};
+    if (err) {
+        attnd_fail(&launch.info, err, "there", "as was asked for");
+    }
+    taken = 0;
+    srv_armed_ran(&core, TICKET, &launch);
+    ck_assert_uint_eq(core.armed.running, 0);
+    ck_assert_uint_eq(core.armed.info.layers, 0);
+    ck_assert_uint_eq(first.step.running, 0);
+    ck_assert(!srv_layer_bit(first.step.attending, 0));
+    ck_assert(!is_done(&first, 0)); // nobody waits there yet
+    ck_assert(srv_armed_hot(&core));
+}
+
+static void raise_layer(uint32_t layer) {
+    *srv_region_ready(&region, first.pair + layer) = 1;
+    ck_assert(srv_armed_poll(&core, attnd_clock_us()));
+    ck_assert_uint_eq(*srv_region_ready(&region, first.pair + layer), 0);
+    ck_assert(is_done(&first, layer));
+}
+
+// ck_fails wants the call to be answered, and to drain from its first layer on.
+static void ck_fails(attnd_err err) {
+    ck_assert_uint_eq(num_replies, 1);
+    ck_assert_int_eq(first.rq.status, err);
+    ck_assert_uint_eq(core.armed.info.waiting, 0);
+    ck_assert_uint_eq(core.armed.info.draining, 1);
+    ck_assert_uint_eq(core.armed.info.failed, 1);
+    ck_assert_uint_eq(first.step.armed, 0);
+    raise_layer(0);
+    ck_assert_uint_eq(core.armed.info.draining, 1);
+    raise_layer(1);
+    ck_assert_uint_eq(core.armed.info.draining, 0);
+    ck_assert_uint_eq(region.num_calls, 0);
+    ck_assert_uint_eq(num_replies, 1);
+}
+
+START_TEST(a_layer_whose_gate_was_in_vain_waits_for_its_flag) {
+    begin_gate(_i);
+    end_gate(ATTND_OK);
+    ck_assert_uint_eq(core.armed.info.waiting, 1);
+    ck_assert_uint_eq(num_replies, 0);
+    raise_layer(0); // which has no rows, and ends at once
+    ck_assert_uint_eq(core.armed.info.layers, 1);
+    raise_layer(1);
+    ck_assert_uint_eq(num_replies, 1);
+    ck_assert_int_eq(first.rq.status, ATTND_OK);
+    ck_assert_uint_eq(core.armed.info.waiting, 0);
+    ck_assert_uint_eq(core.armed.info.failed, 0);
+}
+END_TEST
+
+START_TEST(a_call_can_be_canceled_behind_a_gate_in_vain) {
+    begin_gate(_i);
+    end_gate(ATTND_OK);
+    first.rq.cancel(&first.rq);
+    ck_fails(ATTND_ECANCELED);
+}
+END_TEST
+
+START_TEST(a_call_that_is_canceled_at_a_gate_fails_behind_it) {
+    begin_gate(_i);
+    first.rq.cancel(&first.rq);
+    ck_assert_uint_eq(num_replies, 0);
+    ck_assert_uint_eq(core.armed.running, 1);
+    end_gate(ATTND_OK);
+    ck_fails(ATTND_ECANCELED);
+}
+END_TEST
+
+START_TEST(a_call_whose_deadline_passes_at_a_gate_fails_behind_it) {
+    begin_gate(_i);
+    first.step.deadline_ms = 1;
+    first.step.state = SRV_STEP_LATE;
+    end_gate(ATTND_OK);
+    ck_fails(ATTND_ETIMEDOUT);
+}
+END_TEST
+
+START_TEST(a_call_whose_gate_failed_drains_from_that_layer_on) {
+    begin_gate(_i);
+    end_gate(ATTND_ECUDA);
+    ck_fails(ATTND_ECUDA);
+    proto_error error;
+    memcpy(&error, (const uint8_t *)reply + sizeof(proto_header), sizeof(error));
+    ck_assert_str_eq(error.field, "there");
 }
 END_TEST
 
@@ -121,6 +246,14 @@ static Suite *suite(void) {
     TCase *tc = tcase_create("walk");
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, a_layer_that_is_begun_during_a_walk_leaves_the_list_after_it);
+    suite_add_tcase(s, tc);
+    tc = tcase_create("gate");
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_loop_test(tc, a_layer_whose_gate_was_in_vain_waits_for_its_flag, 0, 2);
+    tcase_add_loop_test(tc, a_call_can_be_canceled_behind_a_gate_in_vain, 0, 2);
+    tcase_add_loop_test(tc, a_call_that_is_canceled_at_a_gate_fails_behind_it, 0, 2);
+    tcase_add_loop_test(tc, a_call_whose_deadline_passes_at_a_gate_fails_behind_it, 0, 2);
+    tcase_add_loop_test(tc, a_call_whose_gate_failed_drains_from_that_layer_on, 0, 2);
     suite_add_tcase(s, tc);
     return s;
 }
