@@ -34,8 +34,10 @@
 // The daemon looks at the ready flag of an attend_all's next layer only, so the streams raise them
 // in layer order.  A flag may be raised before the attend_all has arrived.
 //
-// Device pairs.  Where client and daemon share the GPU through MPS, the region may end in a
-// counterpart of every pair: proto_flag [num_flags] at pairs_off, all 0 at first.  Then small
+// Device pairs.  The region ends in a counterpart of every pair, proto_flag [num_flags] at pairs_off,
+// all 0 at first, when the client asks with PROTO_REGION_MPS and PROTO_REGION_PAIRS and the daemon's
+// own GPU, that is under MPS, too, compute.wait_kernels is auto, and fewer than six clients have
+// them.  Whoever has been given them (pairs_off is not 0) waits there, not at the flags.  Then small
 // kernels of both wait there, which see each other sooner than streams that wait for host memory.
 // The flags stay what hosts go by:
 //
@@ -88,7 +90,11 @@ enum {
     PROTO_FLAGS_PAGE_BYTES = 4096,
 };
 
-enum { PROTO_REGION_MPS = 1u << 0 }; // the client's contexts on the GPU are shared through MPS
+// proto_region_ask.flags
+enum {
+    PROTO_REGION_MPS = 1u << 0,   // the client's contexts on the GPU are shared through MPS
+    PROTO_REGION_PAIRS = 1u << 1, // its streams can wait at device pairs
+};
 
 // proto_region_ask follows proto_attach in the same packet.
 typedef struct proto_region_ask {
@@ -102,7 +108,7 @@ typedef struct proto_region_ask {
 typedef struct proto_region {
     uint32_t magic;       //  0: PROTO_RING_MAGIC
     uint32_t num_flags;   //  4: as asked for
-    uint64_t bytes;       //  8: of the region; tensors lie before its device pairs
+    uint64_t bytes;       //  8: of the region, device pairs included; tensors lie before those
     uint64_t flags_bytes; // 16: of the flags' memfd
     uint8_t device[16];   // 24: UUID of the GPU whose memory the region is
     uint64_t pairs_off;   // 40: of its device pairs, a multiple of PROTO_REGION_ALIGN; 0 = none

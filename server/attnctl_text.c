@@ -173,6 +173,14 @@ static void print_service(const cJSON *service, FILE *out) {
         fprintf(out, "           %" PRIu64 " of them of processes that left without a word\n",
                 whole(service, "regions_kept"));
     }
+    if (number(service, "layers") > 0) {
+        fprintf(out,
+                "           %" PRIu64 " layers, %" PRIu64 " launched at their flag, %" PRIu64
+                " before it, %" PRIu64 " in vain%s\n",
+                whole(service, "layers"), whole(service, "ahead") - whole(service, "gated"),
+                whole(service, "gated"), whole(service, "gates_missed"),
+                cJSON_IsTrue(child(service, "wait_kernels")) ? "; clients wait in kernels" : "");
+    }
     if (number(service, "regions_without_mps") > 0) {
         fprintf(out, "WARNING    %" PRIu64 " clients came to share the GPU without MPS\n",
                 whole(service, "regions_without_mps"));

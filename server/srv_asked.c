@@ -30,7 +30,8 @@ static attnd_err check_region(const proto_region_ask *r, attnd_errinfo *info) {
         return attnd_fail(info, ATTND_EINVAL, "region.num_flags", "%u flags: not 1 to %d",
                           r->num_flags, PROTO_REGION_MAX_FLAGS);
     }
-    return proto_check_zero(r->flags & ~(uint32_t)PROTO_REGION_MPS, "region.flags", info);
+    const uint32_t known = PROTO_REGION_MPS | PROTO_REGION_PAIRS;
+    return proto_check_zero(r->flags & ~known, "region.flags", info);
 }
 
 attnd_err srv_asked_check(const srv_asked *in, size_t bytes, attnd_errinfo *info) {

@@ -156,7 +156,8 @@ const srv_conf_key srv_conf_keys[] = {
      "stream waiting in a memory operation.  That is faster, but a client that is killed while it "
      "waits then ends every context under that MPS, as one does that is killed at work; auto: "
      "where "
-     "both are under MPS, six clients at most."},
+     "both are under MPS, six clients at most, later ones wait in a memory operation.  The daemon "
+     "waits only where compute.launch_ahead is in force."},
 
     {"limits", "message", SRV_CONF_SIZE, CONF(message_bytes), "64MiB", 64 * KIB, 256 * MIB, NULL,
      false, "Largest message; a longer one closes its connection."},

@@ -66,7 +66,8 @@ static uint64_t rounded(const srv_regions *t, uint64_t bytes) {
 // one would keep the GPU from us, or look at memory of another GPU.
 static bool wants_pairs(const srv_regions *t, const proto_region_ask *ask) {
     const srv_backend *b = t->opts.backend;
-    return t->paired < MAX_PAIRED && b->waits && b->mps && (ask->flags & PROTO_REGION_MPS) &&
+    const uint32_t needed = PROTO_REGION_MPS | PROTO_REGION_PAIRS;
+    return t->paired < MAX_PAIRED && b->waits && b->mps && (ask->flags & needed) == needed &&
            memcmp(ask->device, b->uuid, sizeof(ask->device)) == 0;
 }
 

@@ -55,6 +55,8 @@ make_targets() {
 # gpu.sh model [CELL ...] times a whole model step beside SDPA (tests/model/bench_model.py).
 if [ "${1:-}" = model ]; then
     shift
+    python3 -c 'import torch, triton; assert torch.cuda.is_available()' 2>/dev/null ||
+        { echo "gpu.sh model: takes a GPU, and PyTorch with Triton"; exit 1; }
     daemon=$(place attnd) || { echo "gpu.sh model: build attnd, attnd_shared and attn_shared first"; exit 1; }
     parts=$(dirname "$daemon")
     export ATTND_LIBRARY=$parts/proto/libattnd.so ATTND_ENGINES=$parts/attention/libattn.so

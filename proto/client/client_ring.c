@@ -509,7 +509,7 @@ static attnd_err ask_region(const client_ring_opts *opts, proto_region_ask *out,
     bool mps = false;
     *out = (proto_region_ask){.bytes = opts->region_bytes, .num_flags = PROTO_REGION_MAX_FLAGS};
     attnd_err err = opts->engine->service->device(out->device, &mps, info);
-    out->flags = mps ? PROTO_REGION_MPS : 0;
+    out->flags = mps ? PROTO_REGION_MPS | PROTO_REGION_PAIRS : 0;
     return err;
 }
 

@@ -72,7 +72,7 @@ static const proto_attach good = {.magic = PROTO_RING_MAGIC,
 static proto_region_ask ask_for(uint64_t bytes, uint32_t num_flags) {
     proto_region_ask ask = {.bytes = bytes, .num_flags = num_flags};
     if (getenv("ATTND_FAKE_MPS")) {
-        ask.flags = PROTO_REGION_MPS;
+        ask.flags = PROTO_REGION_MPS | PROTO_REGION_PAIRS;
         memcpy(ask.device, FAKE_UUID, sizeof(ask.device));
     }
     return ask;

@@ -262,7 +262,7 @@ START_TEST(region_that_is_nonsense_is_refused_and_nothing_kept) {
     ck_assert_uint_eq(f.ask.flags, PROTO_ATTACH_REGION);
     ck_assert_uint_eq(f.region_ask.bytes, REGION);
     ck_assert_uint_eq(f.region_ask.num_flags, PROTO_REGION_MAX_FLAGS);
-    ck_assert_uint_eq(f.region_ask.flags, PROTO_REGION_MPS);
+    ck_assert_uint_eq(f.region_ask.flags, PROTO_REGION_MPS | PROTO_REGION_PAIRS);
     ck_assert_uint_eq(f.region_ask.device[3], 7);
     if (!errors[_i]) {
         client_conn_close(conn);

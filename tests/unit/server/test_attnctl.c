@@ -21,6 +21,7 @@ static const char STATS[] =
     "\"accounting_mismatches\":0,"
     "\"service\":{\"mps\":false,\"regions\":6,\"regions_kept\":2,\"region_bytes\":6291456,"
     "\"regions_without_mps\":8,\"waiting\":12,\"draining\":13,\"calls\":140,\"layers\":280,"
+    "\"ahead\":200,\"gated\":150,\"gates_missed\":3,\"wait_kernels\":true,"
     "\"failed\":15},"
     "\"scheduler\":{\"queued\":4,\"running\":1,\"waiting_for_blocks\":5,\"launches\":11,"
     "\"rows\":22,\"decode_tokens\":33,\"prefill_tokens\":44,\"busy_us\":1500000,"
@@ -150,7 +151,10 @@ START_TEST(status_is_a_screen_of_text) {
     has("prefixes   9 blocks; 300 of 1200 tokens found (25.0%), 2 blocks evicted");
     has("default                          25         15       none      1\n");
     has("service    6 regions of 6.0 MiB; 12 calls wait, 13 drain; 15 of 140 failed\n"
-        "           2 of them of processes that left without a word\n");
+        "           2 of them of processes that left without a word\n"
+        "           280 layers, 50 launched at their flag, 150 before it, 3 in vain; clients wait "
+        "in "
+        "kernels\n");
     const char *warning =
         strstr(output, "WARNING    8 clients came to share the GPU without MPS\n");
     ck_assert_ptr_nonnull(warning);

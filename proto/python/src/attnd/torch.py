@@ -2,8 +2,8 @@
 
 "in-process"    over the arena of a daemon on the same GPU: nothing is copied, nothing waits
 "service"       by the daemon, on the same GPU or on another: the current stream hands q, k and v
-                over and waits there.  Tensors that attnd.torch.empty made are used where they are,
-                others are copied once, within the GPU
+                over and waits there.  Tensors that attnd.torch.empty made, out=... among them, are
+                used where they are, others are copied once, within the GPU
 
     import attnd, attnd.torch
 
