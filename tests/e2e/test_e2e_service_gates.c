@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "proto/clock.h"
+#include "tests/device/fake_device.h"
 #include "tests/e2e/service_fixture.h"
 
 enum {
@@ -162,6 +163,34 @@ START_TEST(a_pair_that_is_raised_without_its_flag_fails_its_call_alone) {
 }
 END_TEST
 
+// A client that knows nothing of pairs waits at its flags; only one of the same GPU can do else.
+START_TEST(pairs_are_for_who_asks_for_them_on_this_gpu) {
+    static const struct {
+        uint32_t flags;
+        bool here, gets;
+    } asks[] = {{PROTO_REGION_MPS, true, false},
+                {PROTO_REGION_PAIRS, true, false},
+                {PROTO_REGION_MPS | PROTO_REGION_PAIRS, false, false},
+                {PROTO_REGION_MPS | PROTO_REGION_PAIRS, true, true}};
+    const proto_attach attach = {.magic = PROTO_RING_MAGIC,
+                                 .version = PROTO_VERSION,
+                                 .flags = PROTO_ATTACH_REGION,
+                                 .entries = 16,
+                                 .data_bytes = 4096};
+    begin_with(NULL);
+    for (size_t i = 0; i < sizeof(asks) / sizeof(asks[0]); i++) {
+        service_client r;
+        proto_region_ask ask = {.bytes = 4096, .num_flags = 1, .flags = asks[i].flags};
+        memcpy(ask.device, FAKE_UUID, sizeof(ask.device));
+        ask.device[15] ^= (uint8_t)!asks[i].here;
+        ATTND_CK_OK(service_ask(&r, path, &attach, &ask));
+        ck_assert_msg((r.given.pairs_off != 0) == asks[i].gets, "case %zu", i);
+        service_close(&r);
+    }
+    end();
+}
+END_TEST
+
 START_TEST(tensors_do_not_reach_into_pairs) {
     play_seq seq;
     play_model m;
@@ -293,6 +322,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, layers_that_come_at_equal_times_are_begun_at_gates);
     tcase_add_test(tc, a_cancel_meets_a_gate);
     tcase_add_test(tc, a_pair_that_is_raised_without_its_flag_fails_its_call_alone);
+    tcase_add_test(tc, pairs_are_for_who_asks_for_them_on_this_gpu);
     tcase_add_test(tc, tensors_do_not_reach_into_pairs);
     tcase_add_test(tc, a_client_killed_at_a_gate_leaves_nothing);
     suite_add_tcase(all, tc);

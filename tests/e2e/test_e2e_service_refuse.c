@@ -28,7 +28,7 @@ START_TEST(a_bad_request_for_a_region_says_why) {
     bad[0].ask.bytes = 0;
     bad[1].ask.num_flags = 0;
     bad[2].ask.num_flags = PROTO_REGION_MAX_FLAGS + 1;
-    bad[3].ask.flags = 2;
+    bad[3].ask.flags = 4;
     bad[4].attach.flags |= PROTO_ATTACH_ARENA;
     bad[5].attach.flags = 0, bad[5].err = ATTND_EPROTO; // the packet is too long for that
     bad[6].ask.bytes = MIB + 1, bad[6].err = ATTND_EMSGSIZE;
