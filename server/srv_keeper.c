@@ -57,8 +57,8 @@ typedef struct keeper {
     bool reload_again;       // the worker before was given it, too, and died
     uint32_t failed, deaths; // in a row: starts, workers that served for less than CALM_MS
     uint32_t waits;          // in a row: starts that found no device, which neither of these counts
-    char no_device[ATTND_ERR_TEXT_BYTES]; // why this worker found none, "" = not that it is known
-    char said[ATTND_ERR_TEXT_BYTES];      // of that, last
+    char no_device[ATTND_ERR_TEXT_BYTES]; // why this worker found none, "" = it has not said so
+    char said[ATTND_ERR_TEXT_BYTES];      // what was logged of that last
     uint64_t ready_ms, start_at_ms, said_ms, max_pause_ms, watchdog_ms; // 0 = nobody watches
 } keeper;
 
@@ -396,8 +396,8 @@ static bool has_died(const keeper *k) {
            info.si_pid == k->worker;
 }
 
-// on_signal returns true when the keeper ends with *status.  What a terminal sends goes to the
-// worker by itself; it reloads once more than it need.
+// on_signal returns true when the keeper ends with *status.  What a terminal sends reaches the
+// worker by itself, too: it is not told twice to end, and reloads twice.
 static bool on_signal(keeper *k, const struct signalfd_siginfo *info, int *status) {
     if (info->ssi_signo == SIGCHLD) {
         return has_died(k) && ended(k, status);
@@ -444,18 +444,20 @@ static bool open_all(keeper *k) {
     return true;
 }
 
-// nap_ms returns for how long nothing is to be done.  Whoever watches hears from the worker, and
-// while there is none from us.
+// tell_alive is for whoever watches, who else hears that from the worker.
+static void tell_alive(const keeper *k) {
+    if (k->watchdog_ms && !k->worker) {
+        tell_above(k, "WATCHDOG=1", -1);
+    }
+}
+
+// nap_ms returns for how long nothing is to be done.
 static int nap_ms(const keeper *k, uint64_t now) {
     if (k->worker) {
         return -1;
     }
     uint64_t ms = k->start_at_ms > now ? k->start_at_ms - now : 0;
-    if (k->watchdog_ms) {
-        tell_above(k, "WATCHDOG=1", -1);
-        ms = ms < k->watchdog_ms / 2 ? ms : k->watchdog_ms / 2;
-    }
-    return (int)ms;
+    return (int)(k->watchdog_ms && k->watchdog_ms / 2 < ms ? k->watchdog_ms / 2 : ms);
 }
 
 int srv_keeper_run(int argc, char **argv, const srv_conf *conf) {
@@ -483,6 +485,7 @@ int srv_keeper_run(int argc, char **argv, const srv_conf *conf) {
         }
         struct pollfd fds[] = {{.fd = k.signals, .events = POLLIN},
                                {.fd = k.messages, .events = POLLIN}};
+        tell_alive(&k);
         poll(fds, 2, nap_ms(&k, now));
         hear(&k);
         struct signalfd_siginfo info;

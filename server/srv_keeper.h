@@ -17,9 +17,10 @@
 // death is nobody's decision to change it, and a file with an error, or with other sizes, would
 // cost the cache.  It is not for systemd to store: a keeper that is started reads the file.
 //
-//     SIGTERM, SIGINT, SIGHUP   go to the worker; after the first two the keeper ends with it.  The
-//                               third waits until there is one that is ready, and goes to the next
-//                               when one dies that has not said that it has reloaded; to no third
+//     SIGTERM, SIGINT           go to the worker, and the keeper ends with it
+//     SIGHUP                    goes to the worker once it is ready.  When that dies before it has
+//                               said that it has reloaded, the next one is given it, too, but none
+//                               after that
 //     worker exits with 0       so does the keeper
 //     worker fails its first start    so does the keeper, with its exit status
 //     worker finds no device    it is started again until it does, ever later, and with the cache:

@@ -31,7 +31,7 @@ attnd_err srv_resume_arena(kv_arena *arena, srv_resume_open_cb *open, void *ctx,
 // of it speaks against the cache.  ATTND_EINVAL of srv_resume_open_cb, which does, never gets here,
 // nor does what comes behind the opening, as of the ledger.
 //
-// A keeper is told, and has it as its own to say why (srv_keeper.h): info->text is left empty.
+// A keeper (srv_keeper.h) is told why, and says so in our place: info->text is left empty.
 void srv_resume_later(attnd_errinfo *info);
 
 // srv_resume_give_up has the next run begin with an empty cache.

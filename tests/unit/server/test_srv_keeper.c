@@ -1,7 +1,7 @@
 // What becomes of a SIGHUP, and of the cache, while workers die.  The keeper runs this program as
-// its workers: they write what they do into one pipe, a letter each: s(erves), h(angup came),
-// r(eloaded); those that do as a plan says, a letter each in another pipe, e(mpty) or k(ept), for a
-// cache, f(ails), n(o device).  l is a line of the keeper's about a device.
+// its workers, which write what they do into one pipe, a letter each: s(erves), h(angup came),
+// r(eloaded).  Those that go by a plan, letters in another pipe, also write e(mpty) or k(ept), of
+// their cache, f(ails) and n(o device).  l is a line of the keeper's about a device.
 #include "server/srv_keeper.h"
 
 #include <fcntl.h>
@@ -205,8 +205,8 @@ START_TEST(one_that_comes_for_a_dead_worker_reaches_the_next) {
     kill(keeper, SIGSTOP);
     await_stop(keeper);
     kill(worker(), SIGKILL);
-    kill(keeper,
-         SIGHUP); // heard before the death: of pending signals the lowest number comes first
+    // Heard before the death: of pending signals the lowest number comes first.
+    kill(keeper, SIGHUP);
     kill(keeper, SIGCONT);
     ck_says("shr");
     kill(keeper, SIGHUP);
