@@ -72,8 +72,9 @@ typedef struct attn_device_ops {
     attnd_err (*launch)(attn_device *d, uint32_t buffer, attnd_errinfo *info);
     attnd_err (*upload)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                         attnd_errinfo *info);
-    // uploaded says whether a buffer's last upload is known to have ended.  A launch waits for it
-    // in any case; one of which this is known begins sooner.
+    // uploaded says whether a launch would begin no sooner for waiting longer: the buffer's last
+    // upload is known to have ended, or it is right in front of the launch anyway.  A launch waits
+    // for it in any case.
     bool (*uploaded)(attn_device *d, uint32_t buffer);
     attnd_err (*download)(attn_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
                           attnd_errinfo *info);
@@ -92,14 +93,15 @@ typedef struct attn_device_ops {
     bool (*pin)(attn_device *d, void *base, uint64_t bytes);
     void (*unpin)(attn_device *d, void *base);
     // region_make makes memory of at least bytes, all zero, for launches' q, k_new, v_new, out and
-    // lse.  ATTND_ENOMEM, ATTND_ECUDA.  region_free gives it back; no work may use it any more. Any
-    // thread, also while another uses the device.
+    // lse.  ATTND_ENOMEM, ATTND_ECUDA.  region_free gives it back; no work may use it any more.
+    // Any thread, also while another uses the device.
     attnd_err (*region_make)(attn_device *d, uint64_t bytes, attn_device_region *out,
                              attnd_errinfo *info);
     void (*region_free)(attn_device *d, attn_device_region *r);
     // flags_map lets the device write host memory, whole pages that may be shared with other
     // processes; *address is where signal finds them.  flags_unmap undoes it; no work may use it
-    // any more.  ATTND_ECUDA.  Any thread, as region_make.
+    // any more.  ATTND_ENOTSUP where the device cannot signal, ATTND_ECUDA.  Any thread, as
+    // region_make.
     attnd_err (*flags_map)(attn_device *d, void *base, uint64_t bytes, uint64_t *address,
                            attnd_errinfo *info);
     void (*flags_unmap)(attn_device *d, void *base);
@@ -109,10 +111,11 @@ typedef struct attn_device_ops {
     attnd_err (*signal)(attn_device *d, uint64_t pair, attnd_errinfo *info);
     // launch_gated launches what is planned behind a gate: a kernel that waits until ready is
     // raised in a device pair, and then lets the launch begin, which is signaled behind.  If it is
-    // not raised within ATTN_DEVICE_GATE_US nothing is launched, and nothing signaled; passed, once
-    // the buffer's work has ended, says which it was, and for how long the gate had waited.  gates
-    // says whether what is planned can be launched so; its upload must be known to have ended.  Not
-    // called where the device has no gates (attn_device.waits).
+    // not raised within ATTN_DEVICE_GATE_US nothing is launched, and nothing signaled, and the
+    // upload is spent; passed, once the buffer's work has ended, says which it was, and for how
+    // long the gate had waited.  gates says whether what is planned can be launched so, which is
+    // worth it only when its upload has ended.  Not called where the device has no gates
+    // (attn_device.waits).
     bool (*gates)(attn_device *d, uint32_t buffer);
     attnd_err (*launch_gated)(attn_device *d, uint32_t buffer, uint64_t pair, attnd_errinfo *info);
     bool (*passed)(attn_device *d, uint32_t buffer, uint32_t *waited_us);

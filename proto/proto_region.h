@@ -15,9 +15,10 @@
 // closes: its word that its streams have ended, and that it keeps no descriptor and no import of
 // the region.  Without it the region counts until the client's process is gone.  Refused by
 // proto_attach_reply.status with ENOTSUP where the daemon computes on the CPU (there a ring's data
-// area is read and written in place) or is configured to give none, EMSGSIZE for more bytes than a
-// client may have (bytes then says how many it may), EBUSY when all that clients may have is taken,
-// ENOMEM or ECUDA when the GPU has none.
+// area is read and written in place), is configured to give none, or has a GPU or driver without
+// stream memory operations of 64 bits, EMSGSIZE for more bytes than a client may have (bytes then
+// says how many it may), EBUSY when all that clients may have is taken, ENOMEM or ECUDA when the
+// GPU has none.
 //
 // Flags.  At offset 0 proto_flags, at PROTO_FLAGS_HEAD_BYTES proto_flag [num_flags], all 0 at
 // first.  Values are only ever 0 and 1, so a captured graph replays as it is.  Per layer:
@@ -34,12 +35,12 @@
 // The daemon looks at the ready flag of an attend_all's next layer only, so the streams raise them
 // in layer order.  A flag may be raised before the attend_all has arrived.
 //
-// Device pairs.  The region ends in a counterpart of every pair, proto_flag [num_flags] at pairs_off,
-// all 0 at first, when the client asks with PROTO_REGION_MPS and PROTO_REGION_PAIRS and the daemon's
-// own GPU, that is under MPS, too, compute.wait_kernels is auto, and fewer than six clients have
-// them.  Whoever has been given them (pairs_off is not 0) waits there, not at the flags.  Then small
-// kernels of both wait there, which see each other sooner than streams that wait for host memory.
-// The flags stay what hosts go by:
+// Device pairs.  Under MPS the region may end in a counterpart of every pair: proto_flag
+// [num_flags] at pairs_off, all 0 at first.  It does when the client asks with PROTO_REGION_MPS and
+// PROTO_REGION_PAIRS, on the daemon's own GPU, the daemon is under MPS, too, and has
+// compute.wait_kernels = auto, and fewer than six clients have pairs.  A client that is given them
+// (pairs_off is not 0) has to wait there: small kernels of both do, which see each other sooner
+// than streams that wait for host memory.  The flags stay what hosts go by:
 //
 //     client's stream, one kernel                daemon
 //     device pair: ready = 1 and done = 0
@@ -67,8 +68,8 @@
 // names its step, also a step that is gone: with that the client says that its streams will not
 // touch the pairs any more, and the daemon stores 0 into those that it has not answered.  So who
 // never launched its work cancels twice: the first ends the step, and the second, when its
-// attend_alls have been answered, the drain.  A pair
-// belongs to one call at a time, drain included: another one gets EBUSY.
+// attend_alls have been answered, the drain.  A pair belongs to one call at a time, drain included:
+// another one gets EBUSY.
 //
 // Death.  Either host can end a wait.  When the connection ends the daemon stores done = 1 into
 // every pair once; a client whose daemon is gone (POLLHUP on the attach socket) does so itself, and

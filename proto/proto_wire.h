@@ -85,12 +85,13 @@
 //     [...]}; stats has "blocks": {"total", "free", "cached", "in_use"} (sums over "classes"),
 //     "prefix_cache": {"blocks", "looked_up_tokens", "found_tokens", "evictions"}, and "scheduler"
 //     with "last": {"kernel", "why", "splits", "rows"}.
-//     "service" (on a GPU): "mps"; "wait_kernels", whether clients under the same MPS wait in kernels
-//     (proto_region.h, Device pairs); regions: "regions", "region_bytes", "regions_kept" (of
-//     processes that have left without a word), "regions_made", "regions_without_mps"; attend_alls:
-//     "waiting", "draining", "calls", "failed"; their layers: "layers" that have ended, of these
-//     "prepared" before their flag came, "ahead" launched by the submit thread, "gated" launched
-//     before their flag, and "gates_missed", launches before a flag that did not come in time.
+//     "service" (on a GPU): "mps"; "wait_kernels", whether clients under the same MPS wait in
+//     kernels (proto_region.h, Device pairs); regions: "regions", "region_bytes", "regions_kept"
+//     (of processes that have left without a word), "regions_made", "regions_without_mps";
+//     attend_alls: "waiting", "draining", "calls", "failed"; their layers: "layers" that have
+//     ended, of these "prepared" before their flag came, "ahead" launched by the submit thread,
+//     "gated" launched before their flag, and "gates_missed", launches before a flag that did not
+//     come in time.
 //     A model that nobody has opened since a restart has "model", "name" and "tenant" only.
 // drain: {"timeout_ms": N}.  config_get: {"key": S} or {} for all.
 // config_set: {"key": S, "value": S}.

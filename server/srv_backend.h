@@ -73,11 +73,12 @@ struct srv_backend {
     uint8_t uuid[16];     // of the device, zeros for the CPU
     uint64_t region_unit; // regions are whole multiples of so many bytes
     bool mps;             // the device's contexts are shared through NVIDIA's MPS
-    bool waits;           // a kernel of its may wait for a client's, and the other way round
+    bool waits;           // its kernels may wait for clients, and kernels of clients for it
     char name[64];        // of the device, "" = not known
     const char *kernels;  // which it takes, such as "avx512"
-    // launches since the start that were found prepared; of these, that the backend began by
-    // itself, and that it had begun before the flag came; such that were in vain are in `missed`
+    // Launches since the start that were found prepared; of these, those that the backend began by
+    // itself; of these, those that it had begun before the flag came.  `missed` counts launches
+    // that it began so, but in vain.
     uint64_t prepared, ahead, gated, missed;
     // ran_ahead is told how such a launch ended; set by the core, as ctx.
     void (*ran_ahead)(void *ctx, uint64_t ticket, const sched_launch *launch);

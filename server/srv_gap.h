@@ -32,8 +32,8 @@ typedef struct srv_gap {
 void srv_gap_note(srv_gap *g, uint64_t gap_us);
 
 // srv_gap_is_due says whether to launch a gate now, since_us after the last layer's end: the last
-// gaps are alike, and the next one ends in about lead_us.  Not when that is past: a flag that is
-// late comes when it likes.
+// gaps are alike, and this one ends in about the lead.  Not when that is past: a flag that is late
+// comes when it likes.
 bool srv_gap_is_due(const srv_gap *g, uint64_t since_us);
 
 // srv_gap_passed and srv_gap_missed take in what became of a gate.

@@ -33,7 +33,7 @@ typedef struct srv_gpu_opts {
     uint64_t spin_us; // for how long the submit thread looks for the end of a launch with signals,
                       // and behind it for more, without sleeping: the client's stream waits for it
     bool ahead;       // meanwhile it begins what is prepared by itself (srv_ahead)
-    bool waits;       // kernels may wait for clients', and clients' for ours
+    bool waits;       // kernels of ours may wait for clients, and kernels of clients for us
     bool deterministic;
     // lost is told once, from the loop, before the requests that it is an error of.  spoilt: what
     // the arena holds cannot be believed.

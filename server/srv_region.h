@@ -21,9 +21,9 @@ typedef struct srv_region {
 } srv_region;
 
 // srv_region_open makes both; pairs: the memory is to end in device pairs (proto_region.h).
-// *flags_fd is the sealed memfd to be sent to the client, with memory.fd; the caller closes it. The
-// backend has region_make.  ATTND_ENOMEM, ATTND_ECUDA.  This and srv_region_close may take the
-// device milliseconds.
+// *flags_fd is the sealed memfd to be sent to the client, with memory.fd; the caller closes it.
+// The backend has region_make.  ATTND_ENOMEM, ATTND_ECUDA, ATTND_ENOTSUP.  This and
+// srv_region_close may take the device milliseconds.
 attnd_err srv_region_open(srv_region *r, srv_backend *backend, uint64_t bytes, uint32_t num_flags,
                           bool pairs, int *flags_fd, attnd_errinfo *info);
 

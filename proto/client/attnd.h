@@ -36,12 +36,11 @@
 // daemon's own or one that reaches it.  Two processes on one GPU want MPS, under which they share
 // their failures, and which serves one user; without it each hand-over costs two context switches.
 // Errors of attends come out at the commit, of what the daemon refuses or cannot do, too; out then
-// holds nothing.  Under MPS a client that is
-// killed while a stream of its waits ends the contexts of all (compute.wait_kernels).  No wait
-// outlasts either end by a second: when the daemon is gone, the stream runs
-// to its end, and the next call says ATTND_ECONN.  Streams that attends were given in stay until
-// attnd_close.  Of one connection 3968 attends can be captured, those of all its graphs together,
-// then ATTND_ENOSPC.  attnd_attend_start is refused; attnd_ran is empty.
+// holds nothing.  Under MPS a client that is killed while one of its streams waits ends the
+// contexts of all (compute.wait_kernels).  No wait outlasts either end by a second: when the daemon
+// is gone, the stream runs to its end, and the next call says ATTND_ECONN.  Streams that attends
+// were given in stay until attnd_close.  Of one connection 3968 attends can be captured, those of
+// all its graphs together, then ATTND_ENOSPC.  attnd_attend_start is refused; attnd_ran is empty.
 //
 // Errors.  Each function returns an attnd_err; *info (may be NULL) then names the field and says it
 // in a line.  ATTND_ECONN: no connection, or it was lost: every later call says so too, until

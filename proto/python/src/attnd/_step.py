@@ -128,7 +128,7 @@ def _address(array: Array, keep: List[Any]) -> int:
 
 
 def _given(array: Array, keep: List[Any]) -> Optional[int]:
-    """_given is _address of an array that may be left out: one of nothing is."""
+    """_given is _address of an array that may be left out; one without elements counts as so."""
     return _address(array, keep) if array.size else None
 
 
