@@ -25,6 +25,7 @@
 #include <stdlib.h>
 
 #include "proto/clock.h"
+#include "proto/pause.h"
 
 enum {
     SPIN_US = 50,
@@ -82,11 +83,7 @@ static bool has_work(srv_compute *c) {
 static void spin(srv_compute *c) {
     uint64_t until = attnd_clock_us() + SPIN_US;
     for (uint32_t turns = 1; !has_work(c); turns++) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        __asm__ volatile("yield");
-#endif
+        attnd_pause();
         if (turns % TURNS_PER_CLOCK == 0 && attnd_clock_us() > until) {
             return;
         }

@@ -151,13 +151,10 @@ const srv_conf_key srv_conf_keys[] = {
     {"compute", "wait_kernels", SRV_CONF_CHOICE, CONF(wait_kernels), "auto", 0, 0, "auto off",
      false,
      "Whether a client that shares the GPU with the daemon through MPS waits for each layer in a "
-     "small kernel, and the daemon for the next layer's flag, 50 us at most, instead of the "
-     "client's "
-     "stream waiting in a memory operation.  That is faster, but a client that is killed while it "
-     "waits then ends every context under that MPS, as one does that is killed at work; auto: "
-     "where "
-     "both are under MPS, six clients at most, later ones wait in a memory operation.  The daemon "
-     "waits only where compute.launch_ahead is in force."},
+     "small kernel instead of by a memory operation, and the daemon, where compute.launch_ahead is "
+     "in force, for the next layer's flag, 50 us at most.  That is faster.  But under MPS whoever "
+     "is killed inside a kernel ends the contexts of all, and this makes the wait a kernel.  auto: "
+     "where both are under one MPS, for six clients at most; others wait by a memory operation."},
 
     {"limits", "message", SRV_CONF_SIZE, CONF(message_bytes), "64MiB", 64 * KIB, 256 * MIB, NULL,
      false, "Largest message; a longer one closes its connection."},

@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #include "proto/clock.h"
+#include "proto/pause.h"
 #include "server/srv_gap.h"
 #include "server/srv_gpu_prep.h"
 #include "server/srv_stage.h"
@@ -167,19 +168,11 @@ static const kv_arena_ops arena_ops = {.kind = "device",
                                        .pin = pin,
                                        .unpin = unpin};
 
-static void pause_cpu(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static void relax(uint64_t since_us, uint64_t spin_us) {
     if (attnd_clock_us() - since_us > spin_us) {
         nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000L}, NULL);
     } else {
-        pause_cpu();
+        attnd_pause();
     }
 }
 
@@ -471,7 +464,7 @@ static sched_launch *spin_for_job(srv_gpu *g) {
         if (g->is_crowded) {
             sched_yield();
         } else {
-            pause_cpu();
+            attnd_pause();
         }
     }
     if (watches) {

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "proto/clock.h"
+#include "proto/pause.h"
 #include "proto/proto_ring.h"
 
 enum {
@@ -28,11 +29,7 @@ static void try_sleep(srv_spin *s) {
 
 static void pause_cpu(void) {
     for (int i = 0; i < IDLE_PAUSES; i++) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        __asm__ volatile("yield");
-#endif
+        attnd_pause();
     }
 }
 

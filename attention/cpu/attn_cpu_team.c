@@ -13,6 +13,7 @@
 // caller's own processor, since one that is halted passes for taken; the two then share it until a
 // tick of load balancing, milliseconds later.
 #include "attention/cpu/attn_cpu_team.h"
+#include "proto/pause.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -49,11 +50,7 @@ struct attn_cpu_team {
 };
 
 void attn_cpu_relax(uint32_t *turns) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
+    attnd_pause();
     if (++*turns % TURNS_PER_YIELD == 0) {
         sched_yield();
     }

@@ -31,6 +31,7 @@
 #include "proto/client/client_service.h"
 #include "proto/clock.h"
 #include "proto/list.h"
+#include "proto/pause.h"
 
 enum {
     ENTRIES = 2 * CLIENT_MAX_SLOTS,
@@ -252,14 +253,6 @@ static bool reached(const ring_conn *conn, const goal *g) {
                    : atomic_load(&conn->base.events) != g->seen;
 }
 
-static void pause_cpu(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static bool hung_up(const ring_conn *conn) {
     struct pollfd p = {.fd = conn->fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
@@ -291,7 +284,7 @@ static void lead(ring_conn *conn, const goal *g, uint64_t *spin_until_us, uint64
         uint64_t now_us = attnd_clock_us();
         if (now_us < *spin_until_us) {
             if (now_us < alone_until_us) {
-                pause_cpu();
+                attnd_pause();
             } else {
                 sched_yield();
             }

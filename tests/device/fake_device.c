@@ -383,9 +383,9 @@ static bool pass_gate(fake_device *d, const work *w) {
     uint64_t now_us = attnd_clock_us();
     g->met_us = g->met_us ? g->met_us : now_us;
     g->waited_us = (uint32_t)(now_us - g->met_us);
-    open_region(d, w->a, PROT_READ | PROT_WRITE);
-    proto_flag *pair = (proto_flag *)(uintptr_t)w->a;
-    g->passed = __atomic_exchange_n(&pair->ready, 0, __ATOMIC_ACQ_REL) != 0;
+    open_region(d, w->a, PROT_READ);
+    const proto_flag *pair = (const proto_flag *)(uintptr_t)w->a;
+    g->passed = __atomic_load_n(&pair->ready, __ATOMIC_ACQUIRE) != 0;
     open_region(d, w->a, PROT_NONE);
     return g->passed || g->waited_us > ATTN_DEVICE_GATE_US;
 }
