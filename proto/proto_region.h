@@ -54,10 +54,11 @@
 //     which it looks at more rarely, the flags
 //     device pair: ready = 0
 //
-// The daemon has a kernel wait only when it foresees ready, and for some microseconds.  What hosts
-// answer (Errors, Death) they answer in the flags.  A layer's done may be seen before the host has
-// lowered its flag: so a pair that was that of a later layer of a call is raised for the first
-// layer of another call only after the reply.
+// The daemon has a kernel wait only when it foresees ready, and for some microseconds.  A pair
+// whose flag does not come fails the call (EPROTO), and the region's pairs are not waited for any
+// more. What hosts answer (Errors, Death) they answer in the flags.  A layer's done may be seen
+// before the host has lowered its flag: so a pair that was that of a later layer of a call is
+// raised for the first layer of another call only after the reply.
 //
 // Errors.  When an attend_all fails, for whatever reason, its reply says so at once, and the call
 // drains; so does one that is refused when it comes, if its pairs are there and free.  The daemon's

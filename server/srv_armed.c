@@ -242,7 +242,7 @@ static void prepare(srv_core *core, srv_armed *a) {
     srv_ahead ahead = {.flag = srv_region_ready(a->region, pair_of(a)),
                        .signal = a->rq->attend.signal,
                        .follows = a->at > 0,
-                       .has_pair = a->region->pairs_off > 0};
+                       .has_pair = a->region->pairs_off && !a->region->distrusted};
     srv_attend_prepare(core, a->rq, ++set->tickets, &ahead);
 }
 
@@ -257,7 +257,8 @@ static void await_layer(srv_core *core, srv_armed *a) {
 }
 
 // missed has a call go on that waits for its flag, though the backend had begun its layer; or fail,
-// and drain from that flag on.
+// and drain from that flag on.  A pair without its flag has held up the submit thread, and so
+// everybody's work: its client does it once.
 static void missed(srv_core *core, srv_armed *a, const sched_launch *launch) {
     srv_step *step = a->rq->attend.step;
     a->rq->attend.ticket = 0;
@@ -269,6 +270,7 @@ static void missed(srv_core *core, srv_armed *a, const sched_launch *launch) {
         leave_list(a);
     }
     if (launch->err) {
+        a->region->distrusted |= launch->err == ATTND_EPROTO;
         fail(core, a, launch->err, &launch->info);
     } else if (a->canceled || step->state != SRV_STEP_OPEN) {
         fail(core, a, why_canceled(core, step), NULL);

@@ -16,6 +16,7 @@ typedef struct srv_region {
     uint64_t pairs_off; // in memory; 0 = the client's streams wait for the flags
     uint32_t num_flags, error_epoch;
     bool abandoned;  // its client is gone
+    bool distrusted; // its client raised a pair without the flag: no gate waits there any more
     list_node calls; // srv_armed.region_node
     uint32_t num_calls;
 } srv_region;

@@ -124,6 +124,7 @@ END_TEST
 
 // A pair without its flag passes a gate, and the call fails; where there is no gate it is nothing.
 START_TEST(a_pair_that_is_raised_without_its_flag_fails_its_call_alone) {
+    enum { LATER = 40 }; // steps: gates are launched again after 64 layers or, mostly, 128
     play_seq seq, other;
     play_model m;
     begin_gates(&m, &seq);
@@ -157,6 +158,16 @@ START_TEST(a_pair_that_is_raised_without_its_flag_fails_its_call_alone) {
     }
     ck_assert(failed);
     whole(&m, &seq, 3);
+    double gated = e2e_stat(&c, "service.gated"), missed = e2e_stat(&c, "service.gates_missed");
+    for (int i = 0; i < LATER; i++) { // no gate waits for that client any more
+        play_step step = open_step(&m, &seq, 1, 0);
+        proto_attend_all all = service_layout(&step, 0, PAIR);
+        forward(&step, &all, m.layers);
+        ck_reply(&step);
+        ATTND_CK_OK(play_commit(&c, &step, NULL, NULL));
+    }
+    ck_assert_double_eq(e2e_stat(&c, "service.gated"), gated);
+    ck_assert_double_eq(e2e_stat(&c, "service.gates_missed"), missed);
     play_free(&c, &seq);
     play_free(&c, &other);
     end();
