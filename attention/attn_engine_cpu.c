@@ -76,7 +76,10 @@ static void free_memory(attn_engine *e, attn_engine_memory *m) {
 
 static attnd_err run(attn_engine *e, attn_engine_step *s, const attn_params *p,
                      const attnd_attend_args *args, attn_choice *choice, attnd_errinfo *info) {
-    (void)s, (void)args;
+    (void)s;
+    if (args->stream) {
+        return attnd_fail(info, ATTND_ENOTSUP, "stream", "an engine of the CPU has no streams");
+    }
     return attn_cpu_run(e->backend, p, choice, info);
 }
 

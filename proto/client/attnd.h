@@ -94,7 +94,7 @@ typedef struct attnd_connect_opts {
     const struct attnd_engine *engine; // in process or service mode, over a ring; NULL = neither
     int32_t engine_threads; // of the engine on the CPU; 0 = processors of the affinity mask
     uint64_t region_bytes;  // of the region in service mode; 0 = 256 MiB, or the most that the
-                            // daemon gives if that is less
+                            // daemon gives if that is less.  In other modes ATTND_EINVAL.
 } attnd_connect_opts;
 
 typedef struct attnd_limits {
@@ -248,7 +248,8 @@ typedef struct attnd_attend_args {
     bool partial;
     const attnd_block_mask *block_mask; // NULL = none; not of decode and prefill
     attnd_buffers *buffers;             // instead of q, k, v, out, lse and strides; NULL = those
-    void *stream; // with an engine on a GPU: a cudaStream_t, in which the attend is done; else NULL
+    void *stream; // with an engine on a GPU: a cudaStream_t, in which the attend is done; else
+                  // NULL, or ATTND_ENOTSUP.  decode and prefill take none.
     uint64_t *request; // as in attnd_step_opts
 } attnd_attend_args;
 

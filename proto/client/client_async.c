@@ -53,6 +53,9 @@ attnd_err attnd_attend_start(attnd_client *c, const attnd_attend_args *args, att
     if (c->engine) {
         return attnd_fail(info, ATTND_ENOTSUP, "engine", "an attend by an engine is not started");
     }
+    if (!cb) {
+        return attnd_fail(info, ATTND_EINVAL, "cb", "cb is NULL");
+    }
     client_async *a = take_idle(c);
     if (!a) {
         return attnd_fail(info, ATTND_EBUSY, "", "%d attends are started already",

@@ -38,6 +38,13 @@ static attnd_err check_attend(attnd_client *c, const attnd_attend_args *a, attnd
     return client_attend_check_mask(a, info);
 }
 
+// check_no_stream is for attends that the daemon does from a message.
+static attnd_err check_no_stream(const attnd_attend_args *a, attnd_errinfo *info) {
+    return a->stream ? attnd_fail(info, ATTND_ENOTSUP, "stream",
+                                  "there is no engine on a GPU, which alone attends in a stream")
+                     : ATTND_OK;
+}
+
 static uint32_t attend_flags(const attnd_attend_args *a) {
     return (a->lse ? PROTO_ATTEND_LSE : 0u) | (a->partial ? PROTO_ATTEND_PARTIAL : 0u);
 }
@@ -170,7 +177,10 @@ static attnd_err read_attend(proto_view msg, const attnd_attend_args *a, const c
 
 attnd_err client_attend_prepare(attnd_client *c, const attnd_attend_args *args, client_model *model,
                                 client_msg *m, attnd_errinfo *info) {
-    attnd_err err;
+    attnd_err err = check_no_stream(args, info);
+    if (err) {
+        return err;
+    }
     if (args->buffers) {
         err = client_model_get(c, args->model, model, info);
         return err ? err : client_buffers_prepare(c, args, m, info);
@@ -273,7 +283,10 @@ static attnd_err check_attend1_seqs(const attnd_step_seq *seqs, uint32_t num_seq
 }
 
 static attnd_err check_attend1_args(const attnd_attend_args *a, attnd_errinfo *info) {
-    const char *field = a->buffers ? "buffers" : a->block_mask ? "block_mask" : NULL;
+    const char *field = a->buffers      ? "buffers"
+                        : a->block_mask ? "block_mask"
+                        : a->stream     ? "stream"
+                                        : NULL;
     return field ? attnd_fail(info, ATTND_ENOTSUP, field, "decode and prefill take no %s", field)
                  : ATTND_OK;
 }

@@ -238,6 +238,18 @@ static client_conn *adopt(attnd_client *c, const link_made *l) {
     return old;
 }
 
+static attnd_err check_engine(const attnd_connect_opts *o, attnd_errinfo *info) {
+    if (o->engine && o->transport == ATTND_TRANSPORT_NNG) {
+        return attnd_fail(info, ATTND_EINVAL, "engine", "an engine needs a ring");
+    }
+    if (o->region_bytes && !(o->engine && o->engine->service)) {
+        return attnd_fail(info, ATTND_EINVAL, "region_bytes",
+                          "a region is for service mode, and %s",
+                          o->engine ? "this engine attends in process" : "there is no engine");
+    }
+    return ATTND_OK;
+}
+
 static attnd_err check_opts(const char *url, const attnd_connect_opts *o, attnd_errinfo *info) {
     if (!url) {
         return attnd_fail(info, ATTND_EINVAL, "url", "url is NULL");
@@ -246,13 +258,10 @@ static attnd_err check_opts(const char *url, const attnd_connect_opts *o, attnd_
         return attnd_fail(info, ATTND_EINVAL, "timeout_ms", "timeout_ms %d is negative",
                           o->timeout_ms);
     }
-    if (o->engine && o->transport == ATTND_TRANSPORT_NNG) {
-        return attnd_fail(info, ATTND_EINVAL, "engine", "an engine needs a ring");
-    }
     if (o->transport < ATTND_TRANSPORT_AUTO || o->transport > ATTND_TRANSPORT_RING) {
         return attnd_fail(info, ATTND_EINVAL, "transport", "%d is no transport", (int)o->transport);
     }
-    return ATTND_OK;
+    return check_engine(o, info);
 }
 
 // create_client makes a client that is not connected; NULL without memory.

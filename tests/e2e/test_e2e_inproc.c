@@ -270,10 +270,11 @@ START_TEST(wrong_attends_are_refused_by_name) {
         attnd_attend_args a;
         attnd_err err;
         const char *field;
-    } bad[] = {{good, ATTND_EINVAL, "rows"},  {good, ATTND_EINVAL, "new_rows"},
-               {good, ATTND_EINVAL, "layer"}, {good, ATTND_EINVAL, "k"},
-               {good, ATTND_EINVAL, "q"},     {good, ATTND_EINVAL, "block_mask"},
-               {good, ATTND_EINVAL, "model"}, {good, ATTND_ESTALE, "step"}};
+    } bad[] = {{good, ATTND_EINVAL, "rows"},   {good, ATTND_EINVAL, "new_rows"},
+               {good, ATTND_EINVAL, "layer"},  {good, ATTND_EINVAL, "k"},
+               {good, ATTND_EINVAL, "q"},      {good, ATTND_EINVAL, "block_mask"},
+               {good, ATTND_EINVAL, "model"},  {good, ATTND_ESTALE, "step"},
+               {good, ATTND_ENOTSUP, "stream"}};
     bad[0].a.rows = 3;
     bad[1].a.new_rows = 1;
     bad[2].a.layer = LAYERS;
@@ -282,6 +283,7 @@ START_TEST(wrong_attends_are_refused_by_name) {
     bad[5].a.block_mask = &mask;
     bad[6].a.model++;
     bad[7].a.step++;
+    bad[8].a.stream = x;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         ATTND_CK_ERR(attnd_attend(p.c, &bad[i].a, NULL, &info), bad[i].err);
         ck_assert_str_eq(info.field, bad[i].field);

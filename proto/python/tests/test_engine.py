@@ -73,6 +73,18 @@ def test_options_that_make_no_sense_are_refused(options: Dict[str, Any], field: 
     assert e.value.code == attnd.ErrorCode.EINVAL and e.value.field == field
 
 
+@pytest.mark.parametrize("options, why", [
+    ({"region_bytes": 4096}, "there is no engine"),
+    ({"engine": "cpu", "region_bytes": 4096}, "'cpu' attends in process"),
+    ({"engine": "cpu", "mode": "service"}, "in-process of cpu and cuda, service of cuda"),
+    ({"engine": "gpu"}, "none of cpu, cuda"),
+    ({"transport": "messages"}, "none of auto, nng, ring"),
+])
+def test_options_that_are_refused_say_what_there_is(options: Dict[str, Any], why: str) -> None:
+    with pytest.raises(attnd.Error, match=why):
+        attnd.connect("ipc:///nonexistent/s", **options)
+
+
 def test_an_engine_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTND_ENGINES", "/nonexistent/libattn.so")
     with pytest.raises(attnd.Error) as e:

@@ -77,6 +77,27 @@ START_TEST(connect_refuses_bad_arguments) {
 }
 END_TEST
 
+START_TEST(connect_refuses_a_region_where_there_is_none) {
+    static const attnd_service service;
+    static const attnd_engine in_process = {.name = "a"}, gpu = {.name = "b", .service = &service};
+    const struct {
+        const attnd_engine *engine;
+        attnd_transport transport;
+        const char *why;
+    } cases[] = {{NULL, ATTND_TRANSPORT_AUTO, "there is no engine"},
+                 {NULL, ATTND_TRANSPORT_NNG, "there is no engine"},
+                 {&in_process, ATTND_TRANSPORT_AUTO, "in process"},
+                 {&gpu, ATTND_TRANSPORT_NNG, NULL}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        attnd_connect_opts opts = {
+            .engine = cases[i].engine, .transport = cases[i].transport, .region_bytes = 4096};
+        ATTND_CK_ERR(attnd_connect(&client, "ipc:///nonexistent/s", &opts, &info), ATTND_EINVAL);
+        ck_assert_str_eq(info.field, cases[i].why ? "region_bytes" : "engine");
+        ck_assert(!cases[i].why || strstr(info.text, cases[i].why));
+    }
+}
+END_TEST
+
 // listen_at makes a socket that takes connections and never reads.
 static int listen_at(const char *path, int type) {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
@@ -264,6 +285,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, connect_says_client_and_tenant);
     tcase_add_test(tc, connect_without_opts_has_defaults);
     tcase_add_test(tc, connect_refuses_bad_arguments);
+    tcase_add_test(tc, connect_refuses_a_region_where_there_is_none);
     tcase_add_test(tc, connect_to_a_daemon_that_hangs_takes_its_timeout_once);
     tcase_add_loop_test(tc, connect_refuses_a_malformed_hello, 0,
                         sizeof(bad_hellos) / sizeof(bad_hellos[0]));

@@ -211,6 +211,32 @@ START_TEST(attend_refuses_bad_arguments) {
 }
 END_TEST
 
+static void never(void *ctx, attnd_err err, const attnd_ran *ran, const attnd_errinfo *why) {
+    (void)ctx, (void)err, (void)ran, (void)why;
+    ck_abort_msg("called back");
+}
+
+// What is refused is not sent, and the place of what was not started is free again.
+START_TEST(attend_without_an_engine_refuses_a_stream) {
+    args.stream = &args;
+    for (int i = 0; i < 2 * CLIENT_MAX_SLOTS; i++) {
+        ATTND_CK_ERR(attnd_attend_start(client, &args, never, NULL, &info), ATTND_ENOTSUP);
+        ck_assert_str_eq(info.field, "stream");
+    }
+    ATTND_CK_ERR(attnd_attend(client, &args, NULL, &info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "stream");
+    ck_assert_uint_eq(got_op, 0);
+}
+END_TEST
+
+START_TEST(attend_is_not_started_without_a_callback) {
+    ATTND_CK_ERR(attnd_attend_start(client, &args, NULL, NULL, &info), ATTND_EINVAL);
+    ck_assert_str_eq(info.field, "cb");
+    ck_assert_uint_eq(got_op, 0);
+    ck_assert_uint_eq(attnd_poll(client, 0), 0);
+}
+END_TEST
+
 START_TEST(attend_refuses_every_cut_of_a_reply) {
     int last = (int)AT(lens) * 2; // what comes behind lse is not asked for
     for (int i = 0; i < last; i++) {
@@ -305,6 +331,12 @@ START_TEST(decode_refuses_what_it_has_no_field_for) {
         ck_assert_str_eq(info.field, fields[i]);
     }
     fill_seqs();
+    args.stream = &args;
+    ATTND_CK_ERR(attnd_decode(client, seqs, 2, 0, &args, NULL, NULL, &info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "stream");
+    ATTND_CK_ERR(attnd_prefill(client, seqs, 2, 0, &args, NULL, NULL, &info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "stream");
+    args.stream = NULL;
     ATTND_CK_ERR(attnd_decode(client, seqs, 0, 0, &args, NULL, NULL, &info), ATTND_EINVAL);
     ATTND_CK_ERR(attnd_decode(client, seqs, 9, 0, &args, NULL, NULL, &info), ATTND_EINVAL);
     ck_assert_uint_eq(got_op, 0);
@@ -340,6 +372,8 @@ static Suite *suite(void) {
     tcase_add_test(tc, attend_packs_strided_tensors);
     tcase_add_test(tc, attend_of_a_shared_layer_sends_q_alone);
     tcase_add_test(tc, attend_refuses_bad_arguments);
+    tcase_add_test(tc, attend_without_an_engine_refuses_a_stream);
+    tcase_add_test(tc, attend_is_not_started_without_a_callback);
     tcase_add_test(tc, attend_refuses_every_cut_of_a_reply);
     tcase_add_test(tc, attend_refuses_offsets_that_lie);
     tcase_add_test(tc, attend_refuses_a_reply_of_other_rows);

@@ -162,11 +162,16 @@ class Client:
                              f"{engine!r} is none of {', '.join(ENGINES)}")
         if mode not in MODES or (mode == "service" and engine != "cuda"):
             raise make_error(ErrorCode.EINVAL, "mode",
-                             f"{mode!r} is no mode of engine {engine!r}")
+                             f"{mode!r} is no mode of engine {engine!r}: "
+                             f"in-process of {' and '.join(ENGINES)}, service of cuda")
         if region_bytes and mode != "service":
-            raise make_error(ErrorCode.EINVAL, "region_bytes", "there is no region in process")
+            raise make_error(ErrorCode.EINVAL, "region_bytes",
+                             "a region is for service mode, and " +
+                             ("there is no engine" if engine is None else
+                              f"engine {engine!r} attends in process"))
         if transport not in _lib.TRANSPORTS:
-            raise make_error(ErrorCode.EINVAL, "transport", f"{transport!r} is no transport")
+            raise make_error(ErrorCode.EINVAL, "transport",
+                             f"{transport!r} is none of {', '.join(_lib.TRANSPORTS)}")
         opts = _lib.ConnectOpts(
             client_name=encode("client_name", client_name),
             tenant=encode("tenant", tenant),
