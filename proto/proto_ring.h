@@ -114,8 +114,8 @@ enum {
 };
 
 // proto_attach_reply.  status: EPROTO, EVERSION, EINVAL (entries, reserved), EMSGSIZE (bytes is the
-// largest data_bytes that the daemon gives, or the largest region if that was asked for and is too
-// large), EBUSY (all rings, their memory or that of regions are taken), ENOMEM, ESTALE (no such
+// largest data_bytes that the daemon gives, or with PROTO_ATTACH_REGION in flags the largest
+// region), EBUSY (all rings, their memory or that of regions are taken), ENOMEM, ESTALE (no such
 // session), EPERM (not its secret, or not a user who may; with PROTO_ATTACH_ARENA, not a user who
 // may have the arena), ENOTSUP (there is no arena, or no region to be had), EEXIST (the session has
 // a ring), ECUDA (the region could not be made), ESHUTDOWN.  After an error the daemon closes the
@@ -126,7 +126,7 @@ typedef struct proto_attach_reply {
     uint64_t bytes;    //  8: of the whole region
     uint64_t data_off; // 16: of the data area
     uint32_t spin_us;  // 24: how long the daemon polls after the last event before it sleeps
-    uint32_t reserved; // 28
+    uint32_t flags;    // 28: 0; after EMSGSIZE PROTO_ATTACH_REGION: it was the region
 } proto_attach_reply;
 
 // proto_attach_arena is what comes with the arena's descriptor.

@@ -406,9 +406,11 @@ static uint64_t most_data(const srv_rings *t) {
 
 static void refuse_ring(conn *c, attnd_err err, const attnd_errinfo *info) {
     proto_attach_reply reply = {.magic = PROTO_RING_MAGIC, .status = err};
-    bool of_region = strcmp(info->field, "region.bytes") == 0;
-    uint64_t most = of_region ? srv_regions_most(c->t->opts.regions) : most_data(c->t);
-    reply.bytes = err == ATTND_EMSGSIZE ? most : 0;
+    if (err == ATTND_EMSGSIZE) {
+        bool of_region = strcmp(info->field, "region.bytes") == 0;
+        reply.bytes = of_region ? srv_regions_most(c->t->opts.regions) : most_data(c->t);
+        reply.flags = of_region ? PROTO_ATTACH_REGION : 0;
+    }
     c->t->info.refused++;
     attnd_log_some(&c->t->rates.refused, ATTND_LOG_INFO, "ring", "uid %d gets no ring: %s",
                    (int)c->pub.uid, info->text);

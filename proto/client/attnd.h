@@ -85,8 +85,8 @@ typedef struct attnd_connect_opts {
     int32_t timeout_ms;      // of connecting and of each call; 0 = 30000
     attnd_transport transport;
     uint64_t ring_bytes; // memory for requests and replies in flight and buffers; 0 = 32 MiB, or
-                         // the most that the daemon gives if that is less.  A request that does not
-                         // fit with its reply gets ATTND_EMSGSIZE.
+                         // the most that the daemon gives if that is less; ATTND_EMSGSIZE for more,
+                         // and for a request that does not fit with its reply
     int32_t spin_us;     // how long one thread of those that wait on a ring watches it before it
                          // sleeps; 0 = 50, below 0 = not at all
     uint64_t session;    // re-attaches that session (attnd_get_session); 0 = a new one.

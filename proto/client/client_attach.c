@@ -153,7 +153,7 @@ static attnd_err map(client_attached *out, int region, const proto_attach_reply 
 }
 
 static attnd_err refused(const proto_attach_reply *reply, const proto_attach *ask,
-                         attnd_errinfo *info) {
+                         const proto_region_ask *region, attnd_errinfo *info) {
     attnd_err err = reply->status < 0 ? (attnd_err)reply->status : ATTND_EPROTO;
     if ((ask->flags & PROTO_ATTACH_ARENA) && (err == ATTND_EPERM || err == ATTND_ENOTSUP)) {
         return attnd_fail(info, err, "engine", "the daemon gives no arena: %s",
@@ -163,6 +163,14 @@ static attnd_err refused(const proto_attach_reply *reply, const proto_attach *as
     if ((ask->flags & PROTO_ATTACH_REGION) && err == ATTND_ENOTSUP) {
         return attnd_fail(info, err, "engine",
                           "the daemon gives no region: it computes on the CPU, or may give none");
+    }
+    if (err == ATTND_EMSGSIZE) {
+        bool of_region = reply->flags & PROTO_ATTACH_REGION;
+        return attnd_fail(info, err, of_region ? "region_bytes" : "ring_bytes",
+                          "%s of %llu bytes, the daemon gives %llu at most",
+                          of_region ? "a region" : "a ring",
+                          (unsigned long long)(of_region ? region->bytes : ask->data_bytes),
+                          (unsigned long long)reply->bytes);
     }
     return attnd_fail(info, err, "", "the daemon gives no ring%s: %s",
                       ask->flags & PROTO_ATTACH_REGION ? " or no region" : "", attnd_strerror(err));
@@ -220,23 +228,27 @@ static attnd_err send_ask(int fd, const proto_attach *ask, const proto_region_as
 }
 
 attnd_err client_attach(client_attached *out, const char *path, const proto_attach *ask,
-                        const proto_region_ask *region, int32_t timeout_ms, uint64_t *most,
+                        const proto_region_ask *region, int32_t timeout_ms, client_most *most,
                         attnd_errinfo *info) {
     uint64_t until_ms = attnd_clock_ms() + (uint64_t)timeout_ms;
     proto_attach_reply reply = {0};
     int fds[MAX_FDS] = {-1, -1};
     *out = (client_attached){.arena_fd = -1, .region_fd = -1, .flags_fd = -1};
-    *most = 0;
-    attnd_err err = proto_ring_layout_make(&out->layout, ask->entries, ask->data_bytes, info);
-    if (err || (err = connect_to(&out->fd, path, until_ms, info))) {
+    *most = (client_most){.bytes = 0};
+    attnd_err err = proto_ring_layout_make(&out->layout, ask->entries, ask->data_bytes, NULL);
+    if (err) {
+        return attnd_fail(info, err, "ring_bytes", "there is no ring of %llu bytes",
+                          (unsigned long long)ask->data_bytes);
+    }
+    if ((err = connect_to(&out->fd, path, until_ms, info))) {
         return err;
     }
     if (!(err = send_ask(out->fd, ask, region, info))) {
         err = receive(out->fd, &reply, sizeof(reply), until_ms, 1, fds, info);
     }
     if (!err && reply.status != 0) {
-        *most = reply.bytes;
-        err = refused(&reply, ask, info);
+        *most = (client_most){reply.bytes, reply.flags & PROTO_ATTACH_REGION};
+        err = refused(&reply, ask, region, info);
     }
     if (!err) {
         err = map(out, fds[0], &reply, info);

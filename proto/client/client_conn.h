@@ -44,11 +44,16 @@ static inline proto_view client_msg_view(const client_msg *m) {
 }
 
 // client_nng_open connects to an NNG URL within timeout_ms.  client_ring_open asks the attach
-// socket at path for a ring of data_bytes; *most is the largest that the daemon gives when it
-// answers ATTND_EMSGSIZE, else 0.  Both take one request at a time until client_conn_limit.  The
-// caller owns *out: client_conn_close.
+// socket at path for a ring of data_bytes; *most is what client_attach says.  Both take one request
+// at a time until client_conn_limit.  The caller owns *out: client_conn_close.
 attnd_err client_nng_open(client_conn **out, const char *url, int32_t timeout_ms,
                           attnd_errinfo *info);
+
+// client_most is the most that the daemon gives of what it was asked too much of.
+typedef struct client_most {
+    uint64_t bytes; // 0 = it does not say
+    bool of_region; // else of the ring's data
+} client_most;
 
 typedef struct client_ring_opts {
     const char *path;
@@ -60,7 +65,7 @@ typedef struct client_ring_opts {
     uint64_t region_bytes;     // of an engine for service mode
     const uint8_t *engine_key; // [16]
 } client_ring_opts;
-attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
+attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, client_most *most,
                            attnd_errinfo *info);
 
 // client_conn_ids makes the ids of ops that are done once go on behind `last`.

@@ -506,7 +506,7 @@ static attnd_err ask_region(const client_ring_opts *opts, proto_region_ask *out,
     return err;
 }
 
-attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint64_t *most,
+attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, client_most *most,
                            attnd_errinfo *info) {
     bool service = opts->engine && opts->engine->service;
     proto_attach ask = {.magic = PROTO_RING_MAGIC,
@@ -521,7 +521,7 @@ attnd_err client_ring_open(client_conn **out, const client_ring_opts *opts, uint
         memcpy(ask.secret, opts->engine_key, sizeof(ask.secret));
     }
     client_attached a;
-    *most = 0;
+    *most = (client_most){.bytes = 0};
     attnd_err err = service ? ask_region(opts, &region, info) : ATTND_OK;
     if (err || (err = client_attach(&a, opts->path, &ask, &region, opts->timeout_ms, most, info))) {
         return err;

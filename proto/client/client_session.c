@@ -122,19 +122,19 @@ static attnd_err hello(const attnd_client *c, uint64_t session, const uint8_t *s
 // ---- connecting
 
 // ask_less makes a default of ours the daemon's most; false when there is none to be made smaller.
-static bool ask_less(const attnd_client *c, client_ring_opts *opts, uint64_t most) {
-    uint64_t *ask = !c->ring_bytes && most < opts->data_bytes       ? &opts->data_bytes
-                    : !c->region_bytes && most < opts->region_bytes ? &opts->region_bytes
-                                                                    : NULL;
-    if (ask && most > 0) {
-        *ask = most;
+static bool ask_less(const attnd_client *c, client_ring_opts *opts, const client_most *most) {
+    bool by_default = most->of_region ? !c->region_bytes : !c->ring_bytes;
+    uint64_t *ask = most->of_region ? &opts->region_bytes : &opts->data_bytes;
+    bool less = by_default && most->bytes > 0 && most->bytes < *ask;
+    if (less) {
+        *ask = most->bytes;
     }
-    return ask && most > 0;
+    return less;
 }
 
 static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l,
                            attnd_errinfo *info) {
-    uint64_t most = 0;
+    client_most most;
     client_ring_opts opts = {.path = path,
                              .spin_us = c->spin_us,
                              .engine = c->engine,
@@ -146,7 +146,7 @@ static attnd_err open_ring(const attnd_client *c, const char *path, link_made *l
     do {
         opts.timeout_ms = left_ms(l);
         err = client_ring_open(&l->conn, &opts, &most, info);
-    } while (err == ATTND_EMSGSIZE && ask_less(c, &opts, most));
+    } while (err == ATTND_EMSGSIZE && ask_less(c, &opts, &most));
     l->transport = ATTND_TRANSPORT_RING;
     return err;
 }
@@ -181,6 +181,11 @@ static bool is_answer(attnd_err err) {
            err == ATTND_EVERSION;
 }
 
+// is_too_much is true when the caller named a ring that cannot be: the caller's to mend.
+static bool is_too_much(const attnd_client *c, attnd_err err) {
+    return err == ATTND_EMSGSIZE && c->ring_bytes > 0;
+}
+
 // connect_named asks over NNG for the attach socket, and moves there.
 static attnd_err connect_named(const attnd_client *c, uint64_t session, const uint8_t *secret,
                                link_made *l, attnd_errinfo *info) {
@@ -193,6 +198,7 @@ static attnd_err connect_named(const attnd_client *c, uint64_t session, const ui
     err = l->greeting.attach_socket[0]
               ? ring_link(c, l->greeting.attach_socket, session, secret, &ring, info)
               : attnd_fail(info, ATTND_ENOTSUP, "transport", "the daemon has no rings");
+    must = must || is_too_much(c, err);
     if (!err || must) {
         hang_up(l);
         *l = ring;
@@ -212,14 +218,17 @@ static attnd_err make_link(const attnd_client *c, uint64_t session, const uint8_
         return nng_link(c, session, secret, l, info);
     }
     if (!local) {
-        return attnd_fail(info, ATTND_ENOTSUP, "transport", "a ring needs an ipc:// URL");
+        return attnd_fail(info, ATTND_ENOTSUP, c->engine ? "engine" : "transport",
+                          "%s an ipc:// URL",
+                          c->engine ? "an engine needs a ring, which needs" : "a ring needs");
     }
     if (snprintf(path, sizeof(path), "%s.attach", c->url + sizeof(ipc) - 1) >= (int)sizeof(path)) {
         return attnd_fail(info, ATTND_EINVAL, "url", "the URL is too long");
     }
     attnd_err err = ring_link(c, path, session, secret, l, info);
     bool nobody = err == ATTND_ECONN, late = attnd_clock_ms() >= l->until_ms;
-    bool may_fall_back = nobody || (c->transport == ATTND_TRANSPORT_AUTO && !is_answer(err));
+    bool may_fall_back =
+        nobody || (c->transport == ATTND_TRANSPORT_AUTO && !is_answer(err) && !is_too_much(c, err));
     return err && may_fall_back && !late ? connect_named(c, session, secret, l, info) : err;
 }
 
@@ -240,7 +249,8 @@ static client_conn *adopt(attnd_client *c, const link_made *l) {
 
 static attnd_err check_engine(const attnd_connect_opts *o, attnd_errinfo *info) {
     if (o->engine && o->transport == ATTND_TRANSPORT_NNG) {
-        return attnd_fail(info, ATTND_EINVAL, "engine", "an engine needs a ring");
+        return attnd_fail(info, ATTND_EINVAL, "engine",
+                          "an engine needs a ring, over an ipc:// URL");
     }
     if (o->region_bytes && !(o->engine && o->engine->service)) {
         return attnd_fail(info, ATTND_EINVAL, "region_bytes",
@@ -262,6 +272,14 @@ static attnd_err check_opts(const char *url, const attnd_connect_opts *o, attnd_
         return attnd_fail(info, ATTND_EINVAL, "transport", "%d is no transport", (int)o->transport);
     }
     return check_engine(o, info);
+}
+
+// tell gives the caller the reason of an error, not those of tries that another one made good.
+static attnd_err tell(attnd_err err, const attnd_errinfo *why, attnd_errinfo *info) {
+    if (err && info) {
+        *info = *why;
+    }
+    return err;
 }
 
 // create_client makes a client that is not connected; NULL without memory.
@@ -309,9 +327,10 @@ attnd_err attnd_connect(attnd_client **out, const char *url, const attnd_connect
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory for a client");
     }
     link_made l = {.until_ms = attnd_clock_ms() + (uint64_t)c->timeout_ms};
-    if ((err = make_link(c, o.session, o.secret, &l, info))) {
+    attnd_errinfo why;
+    if ((err = make_link(c, o.session, o.secret, &l, &why))) {
         attnd_close(c);
-        return err;
+        return tell(err, &why, info);
     }
     adopt(c, &l);
     *out = c;
@@ -358,7 +377,7 @@ static attnd_err link_again(attnd_client *c, uint64_t session, const uint8_t *se
     return err;
 }
 
-attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
+static attnd_err reconnect(attnd_client *c, attnd_errinfo *info) {
     pthread_mutex_lock(&c->reconnect_lock);
     link_made l = {.until_ms = attnd_clock_ms() + (uint64_t)c->timeout_ms};
     bool fresh = false;
@@ -392,6 +411,11 @@ attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
                ? err
                : attnd_fail(info, ATTND_ESTALE, "session",
                             "the daemon has a new session: models, sequences and steps are lost");
+}
+
+attnd_err attnd_reconnect(attnd_client *c, attnd_errinfo *info) {
+    attnd_errinfo why;
+    return tell(reconnect(c, &why), &why, info);
 }
 
 void attnd_close(attnd_client *c) {

@@ -108,6 +108,47 @@ START_TEST(auto_takes_a_ring_with_a_session_of_its_own) {
 }
 END_TEST
 
+// A default is made smaller, a wish of the caller's is not; nor does it end in messages, and what
+// went before a success is no reason for anything.
+START_TEST(ring_is_as_large_as_asked_or_an_error) {
+    static const char *const small[] = {"--set", "limits.ring_memory=1MiB", "--set",
+                                        "cache.memory=64MiB", NULL};
+    e2e_stop(&d);
+    memset(&d, 0, sizeof(d));
+    e2e_start(&d, small);
+    attnd_connect_opts opts = {.transport = _i ? ATTND_TRANSPORT_RING : ATTND_TRANSPORT_AUTO};
+    info = (attnd_errinfo){.code = ATTND_OK};
+    ATTND_CK_OK(attnd_connect(&c, d.url, &opts, &info));
+    ck_assert_int_eq(attnd_get_transport(c), ATTND_TRANSPORT_RING);
+    ck_assert_str_eq(info.text, "");
+    attnd_close(c);
+    opts.ring_bytes = 1 << 20; // and its queues besides
+    ATTND_CK_ERR(attnd_connect(&c, d.url, &opts, &info), ATTND_EMSGSIZE);
+    ck_assert_str_eq(info.field, "ring_bytes");
+    ck_assert_ptr_nonnull(strstr(info.text, "1048576"));
+    opts.ring_bytes = 256 << 10;
+    ATTND_CK_OK(attnd_connect(&c, d.url, &opts, &info));
+    ck_assert_int_eq(attnd_get_transport(c), ATTND_TRANSPORT_RING);
+    attnd_close(c);
+}
+END_TEST
+
+// Where there are no rings, AUTO is messages, whatever was asked of one.
+START_TEST(messages_that_auto_falls_back_to_leave_no_reason) {
+    static const char *const none[] = {"--set", "server.attach_socket=none", "--set",
+                                       "cache.memory=64MiB", NULL};
+    e2e_stop(&d);
+    memset(&d, 0, sizeof(d));
+    e2e_start(&d, none);
+    attnd_connect_opts opts = {.ring_bytes = 1 << 20};
+    info = (attnd_errinfo){.code = ATTND_OK};
+    ATTND_CK_OK(attnd_connect(&c, d.url, &opts, &info));
+    ck_assert_int_eq(attnd_get_transport(c), ATTND_TRANSPORT_NNG);
+    ck_assert_str_eq(info.text, "");
+    attnd_close(c);
+}
+END_TEST
+
 START_TEST(buffers_have_the_bits_of_a_plain_attend) {
     static tensors t;
     begin(_i);
@@ -522,6 +563,8 @@ static Suite *suite(void) {
     tcase_set_timeout(attach, 60);
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, auto_takes_a_ring_with_a_session_of_its_own);
+    tcase_add_loop_test(tc, ring_is_as_large_as_asked_or_an_error, 0, 2);
+    tcase_add_test(tc, messages_that_auto_falls_back_to_leave_no_reason);
     tcase_add_loop_test(tc, buffers_have_the_bits_of_a_plain_attend, 0, 2);
     tcase_add_loop_test(tc, buffers_outlive_their_client, 0, 2);
     tcase_add_loop_test(tc, started_attends_are_called_back_once_by_poll, 0, 2);

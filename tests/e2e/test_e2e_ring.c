@@ -68,7 +68,7 @@ START_TEST(the_answer_tells_where_things_lie) {
     ck_assert_uint_eq(r.attached.data_off, 8192);       // 4096 + 64 * (32 + 16), rounded up
     ck_assert_uint_eq(r.attached.bytes, 8192 + 102400); // data rounded up to pages
     ck_assert_uint_eq(r.attached.spin_us, 50);
-    ck_assert_uint_eq(r.attached.reserved, 0);
+    ck_assert_uint_eq(r.attached.flags, 0);
     ck_assert_uint_eq(r.head->data_bytes, 102400);
     ring_client_close(&r);
 }
@@ -102,6 +102,7 @@ START_TEST(a_bad_request_for_a_ring_says_why) {
         ring_client r;
         ck_assert(ring_client_connect(&r, attach_path));
         ATTND_CK_ERR(ring_client_ask(&r, &bad[i].ask), bad[i].err);
+        ck_assert_uint_eq(r.attached.flags, 0);
         ck_assert(ring_client_closed(&r, 5000));
         ring_client_close(&r);
     }

@@ -37,7 +37,9 @@ START_TEST(a_bad_request_for_a_region_says_why) {
     service_client r, all[3];
     for (int i = 0; i < 9; i++) {
         ATTND_CK_ERR(service_ask(&r, path, &bad[i].attach, &bad[i].ask), bad[i].err);
-        ck_assert_uint_eq(r.ring.attached.bytes, bad[i].err == ATTND_EMSGSIZE ? MIB : 0);
+        bool too_large = bad[i].err == ATTND_EMSGSIZE;
+        ck_assert_uint_eq(r.ring.attached.bytes, too_large ? MIB : 0);
+        ck_assert_uint_eq(r.ring.attached.flags, too_large ? PROTO_ATTACH_REGION : 0);
         ck_assert(ring_client_closed(&r.ring, 5000));
         service_close(&r);
     }

@@ -388,6 +388,22 @@ START_TEST(wrong_attends_are_refused) {
 }
 END_TEST
 
+START_TEST(region_over_the_bound_is_an_error_by_name) {
+    static const char *const small[] = {"--set", "cache.memory=64MiB", "--set",
+                                        "limits.region_memory=4MiB", NULL};
+    e2e_stop(&d);
+    memset(&d, 0, sizeof(d));
+    e2e_dir(&d);
+    e2e_start(&d, small);
+    play p; // asks for 8 MiB
+    ATTND_CK_ERR(play_dial(&p, d.url, PLAY_REGION), ATTND_EMSGSIZE);
+    ck_assert_str_eq(p.info.field, "region_bytes");
+    ck_assert_ptr_nonnull(strstr(p.info.text, "8388608"));
+    ck_assert_ptr_nonnull(strstr(p.info.text, "4194304"));
+    end();
+}
+END_TEST
+
 START_TEST(who_has_no_region_gets_no_memory) {
     play a;
     attnd_memory *m;
@@ -429,6 +445,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, clients_do_not_mix);
     tcase_add_test(tc, a_replay_that_comes_to_nothing_leaves_nothing);
     tcase_add_test(tc, wrong_attends_are_refused);
+    tcase_add_test(tc, region_over_the_bound_is_an_error_by_name);
     tcase_add_test(tc, who_has_no_region_gets_no_memory);
     tcase_add_test(none, without_a_gpu_there_is_no_service_mode);
     tcase_add_test(none, masked_prompts_go_in_chunks);

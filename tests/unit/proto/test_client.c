@@ -77,6 +77,19 @@ START_TEST(connect_refuses_bad_arguments) {
 }
 END_TEST
 
+START_TEST(connect_over_tcp_says_what_wants_a_ring) {
+    static const attnd_engine engine = {.name = "a"};
+    attnd_connect_opts opts = {.engine = &engine};
+    ATTND_CK_ERR(attnd_connect(&client, "tcp://127.0.0.1:1", &opts, &info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "engine");
+    ck_assert_str_eq(info.text, "an engine needs a ring, which needs an ipc:// URL");
+    opts = (attnd_connect_opts){.transport = ATTND_TRANSPORT_RING};
+    ATTND_CK_ERR(attnd_connect(&client, "tcp://127.0.0.1:1", &opts, &info), ATTND_ENOTSUP);
+    ck_assert_str_eq(info.field, "transport");
+    ck_assert_str_eq(info.text, "a ring needs an ipc:// URL");
+}
+END_TEST
+
 START_TEST(connect_refuses_a_region_where_there_is_none) {
     static const attnd_service service;
     static const attnd_engine in_process = {.name = "a"}, gpu = {.name = "b", .service = &service};
@@ -285,6 +298,7 @@ static Suite *suite(void) {
     tcase_add_test(tc, connect_says_client_and_tenant);
     tcase_add_test(tc, connect_without_opts_has_defaults);
     tcase_add_test(tc, connect_refuses_bad_arguments);
+    tcase_add_test(tc, connect_over_tcp_says_what_wants_a_ring);
     tcase_add_test(tc, connect_refuses_a_region_where_there_is_none);
     tcase_add_test(tc, connect_to_a_daemon_that_hangs_takes_its_timeout_once);
     tcase_add_loop_test(tc, connect_refuses_a_malformed_hello, 0,

@@ -70,7 +70,7 @@ typedef struct fake {
 
 static fake f;
 static client_conn *conn;
-static uint64_t most;
+static client_most most;
 static attnd_errinfo info;
 
 static int memory(uint64_t bytes, bool sealed) {

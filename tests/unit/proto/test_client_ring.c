@@ -19,7 +19,7 @@
 
 static attnd_errinfo info;
 static client_conn *conn;
-static uint64_t most;
+static client_most most;
 
 enum { DATA = 1 << 20, THREADS = 16, CALLS = 300 };
 
@@ -398,8 +398,31 @@ static int too_large(fake_ring *f, proto_attach_reply *reply, int region) {
 START_TEST(ring_that_is_refused_says_why_and_how_much) {
     fake_ring *f = fake_ring_start(too_large, echo);
     ATTND_CK_ERR(open_to(f), ATTND_EMSGSIZE);
-    ck_assert_uint_eq(most, 12345);
+    ck_assert_uint_eq(most.bytes, 12345);
+    ck_assert(!most.of_region);
+    ck_assert_str_eq(info.field, "ring_bytes");
+    ck_assert(strstr(info.text, "1048576") && strstr(info.text, "12345"));
     fake_ring_stop(f);
+}
+END_TEST
+
+// The caller's own word is not made smaller, nor left for messages.
+START_TEST(ring_that_the_caller_named_too_large_is_an_error) {
+    attnd_client *c = NULL;
+    fake_ring *f = fake_ring_start(too_large, echo);
+    attnd_connect_opts opts = {.transport = (attnd_transport)_i, .ring_bytes = 20000};
+    ATTND_CK_ERR(attnd_connect(&c, f->url, &opts, &info), ATTND_EMSGSIZE);
+    ck_assert_str_eq(info.field, "ring_bytes");
+    ck_assert(strstr(info.text, "20000") && strstr(info.text, "12345"));
+    fake_ring_stop(f);
+}
+END_TEST
+
+START_TEST(ring_of_more_bytes_than_any_is_an_error) {
+    attnd_client *c = NULL;
+    attnd_connect_opts opts = {.transport = (attnd_transport)_i, .ring_bytes = UINT64_MAX};
+    ATTND_CK_ERR(attnd_connect(&c, "ipc:///nonexistent/s", &opts, &info), ATTND_EMSGSIZE);
+    ck_assert_str_eq(info.field, "ring_bytes");
 }
 END_TEST
 
@@ -432,6 +455,10 @@ static Suite *suite(void) {
     tcase_add_loop_test(tc, ring_descriptors_beyond_the_first_are_refused_and_not_kept, 1, 4);
     tcase_add_test(tc, ring_open_bears_signals);
     tcase_add_test(tc, ring_that_is_refused_says_why_and_how_much);
+    tcase_add_loop_test(tc, ring_that_the_caller_named_too_large_is_an_error, ATTND_TRANSPORT_AUTO,
+                        ATTND_TRANSPORT_AUTO + 1);
+    tcase_add_loop_test(tc, ring_of_more_bytes_than_any_is_an_error, ATTND_TRANSPORT_AUTO,
+                        ATTND_TRANSPORT_AUTO + 1);
     tcase_add_test(tc, ring_open_to_nobody_fails);
     suite_add_tcase(s, tc);
     return s;
