@@ -1,4 +1,4 @@
-// attn_engine has the engines of clients (proto/client/attnd_engine.h): attention by a client's own
+// attn_engine has the engines of clients (attnd_connect_opts.engine): attention by a client's own
 // threads, or in its own streams, over the daemon's arena; and what hands attention over to the
 // daemon in the client's streams.  Constants; any thread.
 //
@@ -21,7 +21,9 @@ const struct attnd_engine *attn_engine_cpu(void);
 // daemon and the client need no MPS, and each its own context.  q, k, v, out and lse are that GPU's
 // memory, aligned to 16 bytes, and must stay until the attend has been done in
 // attnd_attend_args.stream, which is one and the same for all layers of a step.  Nothing is copied.
-// What the kernels do not take is refused by name (attention/cuda/attn_cuda.h).
+// What the kernels do not take is refused by name (ATTND_ENOTSUP).  They take models of head_dim =
+// v_head_dim = 64 or 128, dtype = kv_dtype = bfloat16 or float16, without k_scale and v_scale, and
+// block_tokens a multiple of 16; strides of q, k, v and out that are multiples of 16 bytes.
 const struct attnd_engine *attn_engine_cuda(void);
 
 // attn_engine_cuda_service hands attends over to the daemon (service mode), in a library that was

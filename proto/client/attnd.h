@@ -18,7 +18,7 @@
 // with a daemon of the same machine.  A ring costs a copy of q, k, v and one of out; attends
 // through attnd_buffers cost none.
 //
-// In process.  With an engine (attnd_engine.h) a client that the daemon's configuration trusts
+// In process.  With an engine (attn_engine.h) a client that the daemon's configuration trusts
 // (server.in_process_uids) maps the daemon's arena and attends by itself: step, commit and all the
 // rest go over the ring, attnd_attend is a call in this process, which copies nothing.  Such a
 // client can read and destroy what every tenant has cached.  The daemon cannot stop what attends a
@@ -169,7 +169,7 @@ attnd_err attnd_model_open(attnd_client *c, const attnd_model_opts *opts, uint32
 // ATTND_ENOENT.
 attnd_err attnd_model_close(attnd_client *c, uint32_t model, attnd_errinfo *info);
 
-// ---- sequences (proto_wire.h says what each op means)
+// ---- sequences (proto/proto_wire.h says what each op means)
 
 attnd_err attnd_seq_create(attnd_client *c, uint32_t model, uint64_t *seq, attnd_errinfo *info);
 // attnd_seq_create_priority: what the sequence leaves in the prefix cache goes before what has a
