@@ -258,19 +258,23 @@ void attnctl_print_sequences(const cJSON *doc, FILE *out) {
 }
 
 void attnctl_print_sessions(const cJSON *doc, FILE *out) {
-    fprintf(out, "%-16s %-20s %-16s %6s %10s %9s %5s %10s %8s\n", "SESSION", "CLIENT", "TENANT",
-            "UID", "AGE", "IN FLIGHT", "STEPS", "REQUESTS", "ERRORS");
+    fprintf(out, "%-16s %-20s %-16s %-10s %8s %6s %10s %9s %5s %10s %8s\n", "SESSION", "CLIENT",
+            "TENANT", "WAY", "PID", "UID", "AGE", "IN FLIGHT", "STEPS", "REQUESTS", "ERRORS");
     const cJSON *s;
     cJSON_ArrayForEach(s, child(doc, "sessions")) {
-        text_buf uid = {"-"};
+        text_buf uid = {"-"}, pid = {"-"};
+        if (number(s, "pid") > 0) {
+            snprintf(pid.s, sizeof(pid.s), "%" PRIu64, whole(s, "pid"));
+        }
         if (number(s, "uid") >= 0) {
             snprintf(uid.s, sizeof(uid.s), "%" PRIu64, whole(s, "uid"));
         }
         fprintf(out,
-                "%-16s %-20s %-16s %6s %10s %9" PRIu64 " %5" PRIu64 " %10" PRIu64 " %8" PRIu64 "\n",
-                text(s, "session").s, text(s, "client").s, text(s, "tenant").s, uid.s,
-                duration(number(s, "age_s")).s, whole(s, "in_flight"), whole(s, "steps"),
-                whole(s, "requests"), whole(s, "errors"));
+                "%-16s %-20s %-16s %-10s %8s %6s %10s %9" PRIu64 " %5" PRIu64 " %10" PRIu64
+                " %8" PRIu64 "\n",
+                text(s, "session").s, text(s, "client").s, text(s, "tenant").s, text(s, "way").s,
+                pid.s, uid.s, duration(number(s, "age_s")).s, whole(s, "in_flight"),
+                whole(s, "steps"), whole(s, "requests"), whole(s, "errors"));
     }
 }
 

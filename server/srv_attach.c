@@ -137,6 +137,13 @@ int srv_attach_accept(srv_attach *a, uint32_t *uid) {
     return fd;
 }
 
+int32_t srv_attach_pid(int fd) {
+    struct ucred peer;
+    socklen_t len = sizeof(peer);
+    bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0 && peer.pid > 0;
+    return known ? (int32_t)peer.pid : -1;
+}
+
 srv_attach_event srv_attach_recv(int fd, void *out, size_t size, size_t *bytes) {
     struct iovec iov = {out, size};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1}; // and no room for descriptors

@@ -31,6 +31,9 @@ void srv_attach_close(srv_attach *a);
 // its other end; -1 when there is none.  The caller owns it.
 int srv_attach_accept(srv_attach *a, uint32_t *uid);
 
+// srv_attach_pid returns the process that connected, -1 when it is not known.
+int32_t srv_attach_pid(int fd);
+
 typedef enum srv_attach_event {
     SRV_ATTACH_NONE,   // nothing has come
     SRV_ATTACH_PACKET, // *bytes of it, more than size when it was cut

@@ -49,6 +49,7 @@ typedef struct conn {
     // Guarded by lock, until the loop has seen `added`; then the loop's.
     uint32_t pipe_id; // 0 = free
     uint32_t uid;
+    int32_t pid;
     // Guarded by lock.
     bool added, gone; // events that the loop has not seen yet
     list_node event;
@@ -145,11 +146,16 @@ static void pipe_event(nng_pipe pipe, nng_pipe_ev ev, void *arg) {
     if (ev == NNG_PIPE_EV_ADD_PRE && nng_pipe_get_uint64(pipe, NNG_OPT_IPC_PEER_UID, &uid) != 0) {
         uid = UINT32_MAX;
     }
+    uint64_t pid = 0;
+    if (ev == NNG_PIPE_EV_ADD_PRE && nng_pipe_get_uint64(pipe, NNG_OPT_IPC_PEER_PID, &pid) != 0) {
+        pid = 0;
+    }
     pthread_mutex_lock(&t->lock);
     conn *c = find_conn(t, ev == NNG_PIPE_EV_ADD_PRE ? 0 : (uint32_t)nng_pipe_id(pipe));
     if (c && ev == NNG_PIPE_EV_ADD_PRE) {
         c->pipe_id = (uint32_t)nng_pipe_id(pipe);
         c->uid = (uint32_t)uid;
+        c->pid = pid ? (int32_t)pid : -1;
         c->added = true;
         post_conn(t, c);
     } else if (c) {
@@ -401,6 +407,7 @@ static void drop_requests(srv_nng *t, conn *c) {
 static void on_conn(srv_nng *t, conn *c, bool added, bool gone) {
     if (added && !gone) {
         c->pub.uid = c->uid;
+        c->pub.pid = c->pid;
         c->pub.admin = t->opts.admin;
         c->pub.session = NULL;
         c->pub.opened_ms = attnd_clock_ms();

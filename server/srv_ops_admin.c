@@ -121,10 +121,10 @@ SRV_HANDLER(hello) {
         return;
     }
     s = rq->conn->session;
-    attnd_log(ATTND_LOG_INFO, "session", "%llx of %s, tenant %s, uid %d%s%s",
+    attnd_log(ATTND_LOG_INFO, "session", "%llx of %s, tenant %s, %s, pid %d, uid %d%s%s",
               (unsigned long long)s->name, s->client, core->conf.tenants[s->tenant_idx].name,
-              (int)s->uid, rq->conn->admin ? ", administration" : "",
-              s->reattached ? ", re-attached" : "");
+              srv_session_way(s), (int)rq->conn->pid, (int)s->uid,
+              rq->conn->admin ? ", administration" : "", s->reattached ? ", re-attached" : "");
     srv_reply_json(rq, describe_session(core, rq->conn));
 }
 
@@ -252,6 +252,9 @@ SRV_HANDLER(session_list) {
         cJSON_AddBoolToObject(o, "connected", s->conn != NULL);
         cJSON_AddBoolToObject(o, "administration", s->conn && s->conn->admin);
         cJSON_AddNumberToObject(o, "uid", s->uid == UINT32_MAX ? -1 : (double)s->uid);
+        const char *way = srv_session_way(s);
+        cJSON_AddItemToObject(o, "way", way ? cJSON_CreateString(way) : cJSON_CreateNull());
+        cJSON_AddNumberToObject(o, "pid", s->conn ? s->conn->pid : -1);
         cJSON_AddNumberToObject(o, "age_s", (double)(now - s->opened_ms) / 1000);
         cJSON_AddNumberToObject(o, "requests", (double)s->num_requests);
         cJSON_AddNumberToObject(o, "errors", (double)s->errors);

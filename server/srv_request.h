@@ -47,6 +47,8 @@ struct srv_conn {
     srv_session *session; // NULL before hello, and again when it has ended
     uint64_t opened_ms;
     uint32_t uid;       // of the peer; UINT32_MAX = not known
+    int32_t pid;        // of the peer; -1 = not known
+    bool ring;          // else messages
     bool admin;         // came over the administration socket
     bool arena;         // its client has the arena mapped and attends by itself
     srv_region *region; // NULL = it has none

@@ -591,7 +591,11 @@ static void open_conn(srv_rings *t, int fd, uint32_t uid) {
     c->fd = fd;
     c->left = false;
     c->open = c->handle = true;
-    c->pub = (srv_conn){.ops = &ring_ops, .opened_ms = attnd_clock_ms(), .uid = uid};
+    c->pub = (srv_conn){.ops = &ring_ops,
+                        .opened_ms = attnd_clock_ms(),
+                        .uid = uid,
+                        .pid = srv_attach_pid(fd),
+                        .ring = true};
     uv_poll_start(&c->poll, UV_READABLE, on_readable);
     if (!t->opts.opened(t->opts.ctx, &c->pub)) {
         close_conn(c);

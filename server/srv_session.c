@@ -205,6 +205,15 @@ uint64_t srv_session_name(const srv_core *core, uint64_t id) {
     return id ? id ^ kv_salt(core->kv) : 0;
 }
 
+const char *srv_session_way(const srv_session *s) {
+    const srv_conn *conn = s->ring ? s->ring : s->conn;
+    return !conn          ? NULL
+           : conn->arena  ? "in process"
+           : conn->region ? "service"
+           : conn->ring   ? "ring"
+                          : "messages";
+}
+
 srv_session *srv_session_find(srv_core *core, uint64_t name) {
     LIST_FOREACH (&core->sessions, node) {
         srv_session *s = LIST_ENTRY(node, srv_session, node);

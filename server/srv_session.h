@@ -73,6 +73,10 @@ void srv_session_settle(srv_session *s);
 // another one of the same number, so the ids that travel are mixed with the cache's salt.
 uint64_t srv_session_name(const srv_core *core, uint64_t id);
 
+// srv_session_way says how a session's client is connected: "messages", "ring", "in process" (it
+// has the arena mapped) or "service" (it has a region); NULL when it is not.
+const char *srv_session_way(const srv_session *s);
+
 // srv_session_find returns the live session of a name, NULL for none.
 srv_session *srv_session_find(srv_core *core, uint64_t name);
 

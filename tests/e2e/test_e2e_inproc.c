@@ -41,16 +41,36 @@ static void converse(player *p, outputs *all, uint32_t *num) {
     commit(p, step, (attnd_accept){.accepted = 0}, 63);
 }
 
+// check_listed wants a session of this process and user to be listed as connected so.
+static void check_listed(const char *way) {
+    e2e_client admin;
+    char want[96];
+    e2e_connect(&admin, d.admin_url);
+    free(e2e_json(&admin, PROTO_HELLO, "{}"));
+    char *text = e2e_json(&admin, PROTO_SESSION_LIST, "");
+    snprintf(want, sizeof(want), "\"uid\":%u,\"way\":\"%s\",\"pid\":%d,", (unsigned)getuid(), way,
+             (int)getpid());
+    ck_assert_msg(strstr(text, want) != NULL, "no %s in %s", want, text);
+    snprintf(want, sizeof(want), "\"way\":\"messages\",\"pid\":%d,", (int)getpid());
+    ck_assert_msg(strstr(text, want) != NULL, "no %s in %s", want, text); // this one
+    free(text);
+    snprintf(want, sizeof(want), ", %s, pid %d, uid %u", way, (int)getpid(), (unsigned)getuid());
+    ck_assert(e2e_log_has(&d, want));
+    e2e_close(&admin);
+}
+
 START_TEST(outputs_have_the_bits_of_the_daemons) {
     static outputs there[40], here[40];
     player a, b;
     uint32_t num[2] = {0, 0};
     e2e_start(&d, flags);
     begin(&a, false);
+    check_listed("ring");
     converse(&a, there, &num[0]);
     attnd_close(a.c);
     begin(&b, true);
     ck_assert_int_eq(attnd_get_transport(b.c), ATTND_TRANSPORT_RING);
+    check_listed("in process");
     converse(&b, here, &num[1]);
     ck_assert_uint_eq(num[0], num[1]);
     ck_assert_mem_eq(there, here, sizeof(there));

@@ -52,7 +52,8 @@ static const char *reply_of(uint32_t op) {
                "\"model\":3,\"len\":77,\"blocks\":2,\"in_step\":true,\"name\":\"chat\"}]}";
     case PROTO_SESSION_LIST:
         return "{\"sessions\":[{\"session\":\"1f\",\"client\":\"ev\\u001b[31mil\","
-               "\"tenant\":\"default\",\"uid\":-1,\"age_s\":61,\"requests\":9,\"errors\":1,"
+               "\"tenant\":\"default\",\"uid\":-1,\"way\":\"in "
+               "process\",\"pid\":4711,\"age_s\":61,\"requests\":9,\"errors\":1,"
                "\"in_flight\":2,\"steps\":1}]}";
     case PROTO_DRAIN:
         return "{\"draining\":true,\"timeout_ms\":1500,\"sessions\":2,\"steps\":1}";
@@ -190,7 +191,8 @@ START_TEST(lists_are_tables) {
     ck_assert_int_eq(run("sequences"), 0);
     has("100000002            3 default          a                      77        2 open  chat");
     ck_assert_int_eq(run("sessions"), 0);
-    has("1f               ev?[31mil            default               -     1m 01s         2     1");
+    has("1f               ev?[31mil            default          in process     4711      -     1m "
+        "01s         2     1");
 }
 END_TEST
 
