@@ -18,23 +18,27 @@ void srv_conf_error(srv_conf_errors *errors, const char *fmt, ...) {
     errors->num++;
 }
 
+static void check_whole(const char *all, uint64_t all_bytes, const char *one, uint64_t one_bytes,
+                        srv_conf_errors *errors) {
+    if (all_bytes < one_bytes) {
+        srv_conf_error(errors, "%s is less than %s: %llu and %llu bytes", all, one,
+                       (unsigned long long)all_bytes, (unsigned long long)one_bytes);
+    }
+}
+
 static void check_sizes(const srv_conf *conf, srv_conf_errors *errors) {
     if (conf->connection_bytes < 2 * conf->message_bytes) {
         srv_conf_error(errors, "limits.connection_memory is less than twice limits.message, for a "
                                "request and the reply before it");
     }
-    if (conf->all_rings_bytes < conf->ring_bytes) {
-        srv_conf_error(errors, "limits.all_rings_memory is less than limits.ring_memory");
-    }
-    if (conf->all_regions_bytes < conf->region_bytes) {
-        srv_conf_error(errors, "limits.all_regions_memory is less than limits.region_memory");
-    }
+    check_whole("limits.all_rings_memory", conf->all_rings_bytes, "limits.ring_memory",
+                conf->ring_bytes, errors);
+    check_whole("limits.all_regions_memory", conf->all_regions_bytes, "limits.region_memory",
+                conf->region_bytes, errors);
     if (conf->slab_bytes % 256) {
         srv_conf_error(errors, "cache.slab is not a multiple of 256 bytes");
     }
-    if (conf->memory_bytes < conf->slab_bytes) {
-        srv_conf_error(errors, "cache.memory is less than cache.slab");
-    }
+    check_whole("cache.memory", conf->memory_bytes, "cache.slab", conf->slab_bytes, errors);
     if (conf->launch_rows < conf->step_seqs) {
         srv_conf_error(errors,
                        "compute.launch_rows is less than limits.step_seqs: one attend would "

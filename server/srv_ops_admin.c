@@ -331,16 +331,16 @@ SRV_HANDLER(config_get) {
 
 static attnd_err set_value(srv_core *core, const char *key, const char *value,
                            attnd_errinfo *info) {
-    const srv_conf_key *row = srv_conf_find(key);
-    if (row && !row->reloadable) {
-        return attnd_fail(info, ATTND_ENOTSUP, "key", "%.64s takes effect at a start only", key);
-    }
     srv_conf *next = malloc(sizeof(*next));
     if (!next) {
         return attnd_fail(info, ATTND_ENOMEM, "", "no memory");
     }
     *next = core->conf;
-    attnd_err err = srv_conf_set(next, key, value, info);
+    attnd_err err =
+        srv_conf_set(next, key, value, info); // what is no value is none at a start, too
+    if (!err && !srv_conf_find(key)->reloadable) {
+        err = attnd_fail(info, ATTND_ENOTSUP, "key", "%.64s takes effect at a start only", key);
+    }
     if (!err) {
         core->conf = *next;
         err = srv_core_apply_tenants(core, info);

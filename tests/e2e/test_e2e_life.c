@@ -438,6 +438,7 @@ START_TEST(keys_can_be_read_and_reloadable_ones_set) {
     ATTND_CK_OK(set_key(&admin, "server.log_level", "debug"));
     ATTND_CK_OK(set_key(&admin, "tenant new.quota_blocks", "7"));
     ATTND_CK_ERR(set_key(&admin, "cache.memory", "1GiB"), ATTND_ENOTSUP);
+    ATTND_CK_ERR(set_key(&admin, "cache.memory", "much"), ATTND_EINVAL);
     ATTND_CK_ERR(set_key(&admin, "server.log_level", "loud"), ATTND_EINVAL);
     ATTND_CK_ERR(set_key(&admin, "server.log_levell", "info"), ATTND_ENOENT);
     text = e2e_json(&admin, PROTO_STATS, "");

@@ -1,8 +1,10 @@
-// deploy/attnd.conf is the configuration reference: behind its head it must say what the table of
-// keys says, key by key, at the defaults.  `test_attnd_conf --print` writes what it should be.
+// deploy/attnd.conf is the configuration reference: it must have the head below, and then say what
+// the table of keys says, key by key, at the defaults.  `test_attnd_conf --print` writes what it
+// should be.
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -68,8 +70,27 @@ static void print_limits(FILE *out, const srv_conf_key *key) {
     comment(out, line);
 }
 
+static const char head[] =
+    "# Configuration of attnd: every key with its default, commented out.\n"
+    "#\n"
+    "# INI: [section], then KEY = VALUE a line.  A comment has a line of its own, which begins "
+    "with #\n"
+    "# or ;.  Behind a value, ; after a blank begins a comment too, # does not: it belongs to the\n"
+    "# value.  A value may go on in lines that begin with a blank.  A line has at most 198 bytes.\n"
+    "#\n"
+    "# Sizes are whole numbers of B, KiB, MiB or GiB (none: bytes), times of s or ms (none: ms).\n"
+    "#\n"
+    "# start: a change takes effect when attnd starts; reload: on SIGHUP (systemctl reload attnd), "
+    "or\n"
+    "# at once, until the next start, by attnctl config set SECTION.KEY VALUE.\n"
+    "#\n"
+    "# attnd --set SECTION.KEY=VALUE overrides this file.  attnd --config FILE --check-config "
+    "says\n"
+    "# what is wrong in it.\n";
+
 static void print_reference(FILE *out) {
     const char *section = "";
+    fputs(head, out);
     for (const srv_conf_key *key = srv_conf_keys; key->section; key++) {
         if (strcmp(section, key->section) != 0) {
             section = key->section;
@@ -96,8 +117,7 @@ START_TEST(reference_says_what_the_table_says) {
     FILE *out = fmemopen(expected, sizeof(expected), "w");
     print_reference(out);
     fclose(out);
-    char *body = strstr(text, "\n[server]");
-    ck_assert_ptr_nonnull(body);
+    const char *body = text;
     size_t same = 0, line = 0;
     for (; body[same] && body[same] == expected[same]; same++) {
         line = body[same] == '\n' ? same + 1 : line;
@@ -125,6 +145,34 @@ static void load_is_default(const char *path) {
     }
 }
 
+// load_text loads a configuration of one text; value is log_level then.
+static attnd_err load_text(const char *text, const char *key, char *value) {
+    static srv_conf conf;
+    srv_conf_errors errors = {0};
+    char path[] = "/tmp/attnd_conf_XXXXXX";
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    FILE *out = fdopen(fd, "w");
+    fputs(text, out);
+    fclose(out);
+    srv_conf_init(&conf);
+    attnd_err err = srv_conf_load(&conf, path, &errors);
+    unlink(path);
+    return err ? err : srv_conf_get(&conf, key, value, NULL);
+}
+
+START_TEST(head_is_true_of_comments_and_units) {
+    char value[SRV_CONF_TEXT_BYTES];
+    ATTND_CK_OK(load_text("; a\n# b\n[server]\nlog_level = warn ; c\n", "server.log_level", value));
+    ck_assert_str_eq(value, "warn");
+    ck_assert_int_ne(load_text("[server]\nlog_level = warn # c\n", "server.log_level", value), 0);
+    ATTND_CK_OK(load_text("[cache]\nmemory = 1073741824\n", "cache.memory", value));
+    ck_assert_str_eq(value, "1GiB");
+    ATTND_CK_OK(load_text("[server]\ndrain_timeout = 3000\n", "server.drain_timeout", value));
+    ck_assert_str_eq(value, "3s");
+}
+END_TEST
+
 START_TEST(reference_is_a_configuration_with_nothing_set) {
     load_is_default(ATTND_CONF);
 }
@@ -151,6 +199,7 @@ static Suite *suite(void) {
     Suite *s = suite_create("attnd_conf");
     TCase *t = tcase_create("reference");
     tcase_add_test(t, reference_says_what_the_table_says);
+    tcase_add_test(t, head_is_true_of_comments_and_units);
     tcase_add_test(t, reference_is_a_configuration_with_nothing_set);
     tcase_add_test(t, reference_with_all_keys_set_is_the_default);
     suite_add_tcase(s, t);

@@ -587,6 +587,12 @@ START_TEST(keys_that_contradict_each_other_are_refused) {
     ck_refused("compute.device", "tpu", "compute.device");
     ck_refused("limits.all_rings_memory", "255MiB", "limits.ring_memory");
     ck_refused("tier.memory", "32MiB", "tier.memory is less than cache.slab");
+    ck_refused("limits.all_regions_memory", "1MiB",
+               "limits.all_regions_memory is less than limits.region_memory: 1048576 and 268435456 "
+               "bytes");
+    ck_refused("limits.all_rings_memory", "1MiB",
+               "limits.all_rings_memory is less than limits.ring_memory: 1048576 and 268435456 "
+               "bytes");
     ck_refused("tier.file_size", "1GiB", "tier.file is not");
 }
 END_TEST
