@@ -5,7 +5,7 @@
 set -euo pipefail
 build=$1
 source_dir=$(cd "$(dirname "$0")" && pwd)
-dir=$(mktemp -d) daemon= installed=
+dir=$(mktemp -d) daemon='' installed=''
 trap 'kill "$daemon" 2>/dev/null || true; wait "$daemon" 2>/dev/null || true; rm -rf "$dir"' EXIT
 
 cmake --install "$build" --prefix "$dir/there" --component client >"$dir/install.log"
