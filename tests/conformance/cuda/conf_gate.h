@@ -15,7 +15,8 @@
 enum {
     CONF_GATE_PAIRS = 8,
     CONF_GATE_LATER_US = 20,
-    CONF_GATE_END_US = 5000,               // a client that is answered ends within
+    CONF_GATE_END_US = 1000000,            // a client that is answered ends within, also where
+                                           // other processes have the GPU in between
     CONF_GATE_MASKS = ATTN_DEVICE_BUFFERS, // no buffer: see conf_gate_run
 };
 
