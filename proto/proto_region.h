@@ -40,7 +40,9 @@
 // PROTO_REGION_PAIRS, on the daemon's own GPU, the daemon is under MPS, too, and has
 // compute.wait_kernels = auto, and fewer than six clients have pairs.  A client that is given them
 // (pairs_off is not 0) has to wait there: small kernels of both do, which see each other sooner
-// than streams that wait for host memory.  The flags stay what hosts go by:
+// than streams that wait for host memory.  But for an attend_all with PROTO_ATTEND_AT_FLAGS it
+// waits at the flags: a prompt's launch takes all SMs of a GPU, and one is taken by a kernel that
+// waits.  The flags stay what hosts go by:
 //
 //     client's stream, one kernel                daemon
 //     device pair: ready = 1 and done = 0

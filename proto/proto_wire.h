@@ -274,6 +274,7 @@ enum {
     PROTO_ATTEND_LSE = 1u << 0,        // the reply carries LSE
     PROTO_ATTEND_PARTIAL = 1u << 1,    // out and LSE are a state to be merged: sinks left out
     PROTO_ATTEND_BLOCK_MASK = 1u << 2, // attend_all: a proto_block_mask lies right behind it
+    PROTO_ATTEND_AT_FLAGS = 1u << 3,   // attend_all: the client waits at the flags in any case
 };
 
 // proto_attend attends one layer of an open step, all its sequences' rows packed in step order.

@@ -77,7 +77,7 @@ static void set_layer(srv_armed *a) {
     bool appends = srv_attend_appends(state->step, state->layer);
     state->tensors.k = appends ? a->k : NULL;
     state->tensors.v = appends ? a->v : NULL;
-    state->signal = srv_region_signal(a->region, pair_of(a));
+    state->signal = srv_region_signal(a->region, pair_of(a), a->at_flags);
 }
 
 static void leave_list(srv_armed *a) {
@@ -242,7 +242,7 @@ static void prepare(srv_core *core, srv_armed *a) {
     srv_ahead ahead = {.flag = srv_region_ready(a->region, pair_of(a)),
                        .signal = a->rq->attend.signal,
                        .follows = a->at > 0,
-                       .has_pair = a->region->pairs_off && !a->region->distrusted};
+                       .has_pair = a->region->pairs_off && !a->at_flags && !a->region->distrusted};
     srv_attend_prepare(core, a->rq, ++set->tickets, &ahead);
 }
 
@@ -484,7 +484,8 @@ static attnd_err make(srv_core *core, srv_region *region, const proto_attend_all
                      .step = body->step,
                      .first_layer = body->first_layer,
                      .num_layers = body->num_layers,
-                     .first_flag = body->first_flag};
+                     .first_flag = body->first_flag,
+                     .at_flags = (body->flags & PROTO_ATTEND_AT_FLAGS) != 0};
     list_append(&region->calls, &a->region_node);
     region->num_calls++;
     *out = a;

@@ -124,7 +124,7 @@ static void fill_state(srv_request *rq, srv_step *step, const srv_region *region
                        const proto_attend_all *body, const areas *a) {
     rq->attend = (srv_attend_state){
         .step = step,
-        .flags = body->flags & ~(uint32_t)PROTO_ATTEND_BLOCK_MASK,
+        .flags = body->flags & ~(uint32_t)(PROTO_ATTEND_BLOCK_MASK | PROTO_ATTEND_AT_FLAGS),
         .on_device = true,
         .tensors = {.q = at(region, &a->q),
                     .k = at(region, &a->k),
@@ -169,7 +169,7 @@ static attnd_err check(srv_core *core, srv_request *rq, const srv_region *region
     memset(&a, 0, sizeof(a));
     attnd_err err =
         proto_check_zero(body->flags & ~(uint32_t)(PROTO_ATTEND_LSE | PROTO_ATTEND_PARTIAL |
-                                                   PROTO_ATTEND_BLOCK_MASK),
+                                                   PROTO_ATTEND_BLOCK_MASK | PROTO_ATTEND_AT_FLAGS),
                          "flags", info);
     if (!err) {
         err = find_step(core, rq, body, &step, info);

@@ -123,9 +123,9 @@ uint64_t srv_region_bytes(const srv_region *r) {
     return r->pairs_off ? r->pairs_off : r->memory.bytes;
 }
 
-uint64_t srv_region_signal(const srv_region *r, uint32_t pair) {
-    uint64_t pairs =
-        r->pairs_off ? r->memory.address + r->pairs_off : r->flags_address + PROTO_FLAGS_HEAD_BYTES;
+uint64_t srv_region_signal(const srv_region *r, uint32_t pair, bool at_flags) {
+    uint64_t pairs = r->pairs_off && !at_flags ? r->memory.address + r->pairs_off
+                                               : r->flags_address + PROTO_FLAGS_HEAD_BYTES;
     return pairs + (uint64_t)pair * sizeof(proto_flag);
 }
 

@@ -49,9 +49,9 @@ void srv_region_abandon(srv_region *r);
 // srv_region_bytes returns how many bytes tensors may lie in, from the region's start.
 uint64_t srv_region_bytes(const srv_region *r);
 
-// srv_region_signal returns where the device signals that a layer is done (attn_device.h): on the
-// device, or in the flags.
-uint64_t srv_region_signal(const srv_region *r, uint32_t pair);
+// srv_region_signal returns where the device signals that a layer is done (attn_device.h): in its
+// device pair, or where there is none, and in any case with at_flags, in the flags.
+uint64_t srv_region_signal(const srv_region *r, uint32_t pair, bool at_flags);
 
 // srv_region_tell writes an error where libattnd looks for it.
 void srv_region_tell(srv_region *r, attnd_err err, uint64_t step);

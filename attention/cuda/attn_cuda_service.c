@@ -269,7 +269,7 @@ static attnd_err hand_over(void *state, void *stream, const attnd_hand_over *h,
         err = copy(&h->in[i], (cudaStream_t)stream, info);
     }
     if (!err) {
-        err = s->pairs ? raise_pair(s, h, stream, info) : pass(s, h, stream, info);
+        err = s->pairs && !h->at_flags ? raise_pair(s, h, stream, info) : pass(s, h, stream, info);
     }
     for (uint32_t i = 0; i < h->num_out && !err; i++) {
         err = copy(&h->out[i], (cudaStream_t)stream, info);

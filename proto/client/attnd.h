@@ -248,8 +248,8 @@ typedef struct attnd_attend_args {
     bool partial;
     const attnd_block_mask *block_mask; // NULL = none; not of decode and prefill
     attnd_buffers *buffers;             // instead of q, k, v, out, lse and strides; NULL = those
-    void *stream; // with an engine on a GPU: a cudaStream_t, in which the attend is done; else
-                  // NULL, or ATTND_ENOTSUP.  decode and prefill take none.
+    void *stream;      // with an engine on a GPU: a cudaStream_t, in which the attend is done; else
+                       // NULL, or ATTND_ENOTSUP.  decode and prefill take none.
     uint64_t *request; // as in attnd_step_opts
 } attnd_attend_args;
 

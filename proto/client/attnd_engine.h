@@ -68,7 +68,8 @@ typedef struct attnd_service_copy {
 typedef struct attnd_hand_over {
     attnd_service_copy in[3], out[2];
     uint32_t num_in, num_out;
-    uint32_t pair;          // which of the region's pairs, if it has any
+    uint32_t pair;          // which of the region's device pairs, if it has any
+    bool at_flags;          // wait at the flags in any case
     uint32_t *ready, *done; // in the flags; done lies behind ready, in the same 8 aligned bytes
 } attnd_hand_over;
 

@@ -31,6 +31,7 @@ enum {
     LANES = 8,              // streams that attend as they come
     LANE_FLAGS = MAX_CALLS, // of each: so many attends ahead of the daemon
     IDLE_US = 50,           // between two looks at a stream
+    FEW = 8,                // rows of a sequence: more may be a launch that takes all SMs
 };
 _Static_assert(PROTO_REGION_MAX_FLAGS - LANES * LANE_FLAGS == 3968, "attnd.h says so");
 
@@ -64,6 +65,7 @@ typedef struct open_step {
     struct open_step *next;
     uint64_t step; // 0 = none: kept for the next one
     uint32_t model, rows, new_rows;
+    bool is_long; // a sequence has more than FEW rows
     bool has_stream;
     void *stream;
     attnd_err err; // the first answer that was one
@@ -522,8 +524,10 @@ static void add_up(const attnd_engine_step *step, open_step *o) {
     for (uint32_t i = 0; i < step->num_seqs; i++) {
         const attnd_step_seq *seq = &step->seqs[i];
         uint32_t own = seq->new_len ? seq->new_len - seq->cached : 0;
+        uint32_t rows = seq->new_len ? own : seq->q_len;
         o->new_rows += own;
-        o->rows += seq->new_len ? own : seq->q_len;
+        o->rows += rows;
+        o->is_long |= rows > FEW;
     }
 }
 
@@ -589,7 +593,9 @@ static attnd_err attend(client_service *s, const client_model *model, const attn
     attnd_hand_over h = {.num_in = 0};
     proto_attend_all body = {.step = a->step, .first_layer = a->layer, .num_layers = 1};
     body.flags = (a->lse ? PROTO_ATTEND_LSE : 0u) | (a->partial ? PROTO_ATTEND_PARTIAL : 0u) |
-                 (a->block_mask ? PROTO_ATTEND_BLOCK_MASK : 0u);
+                 (a->block_mask ? PROTO_ATTEND_BLOCK_MASK : 0u) |
+                 (o->is_long ? PROTO_ATTEND_AT_FLAGS : 0u);
+    h.at_flags = o->is_long;
     if (id && a->block_mask) {
         return attnd_fail(info, ATTND_ENOTSUP, "block_mask", "not in a graph that is captured");
     }

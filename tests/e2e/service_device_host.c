@@ -284,7 +284,7 @@ static attnd_err capture(void *state, void *stream, uint64_t *id, attnd_errinfo 
 
 // push_flags is the work between the copies.
 static void push_flags(const region *r, service_stream *stream, const attnd_hand_over *h) {
-    if (r->pairs_off) {
+    if (r->pairs_off && !h->at_flags) {
         proto_flag *pairs = (proto_flag *)(void *)(r->base + r->pairs_off);
         proto_flag *flag = (proto_flag *)(void *)h->ready;
         push(stream, &(work){.kind = PAIR, .pair = pairs + h->pair, .host = flag});

@@ -4,6 +4,7 @@
 // in the environment.
 #include <sched.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -84,6 +85,38 @@ START_TEST(layers_that_come_at_equal_times_are_begun_at_gates) {
     ck_assert_double_gt(gated, 0);
     ck_assert_double_eq(e2e_stat(&c, "service.layers"), rounds * m.layers);
     ck_assert_double_le(gated, e2e_stat(&c, "service.ahead"));
+    play_free(&c, &seq);
+    end();
+}
+END_TEST
+
+// Calls at the flags and calls at the pairs take turns in the same places.
+START_TEST(a_call_may_be_at_the_flags_though_there_are_pairs) {
+    play_seq seq;
+    play_model m;
+    begin_gates(&m, &seq);
+    proto_flag *there = s.there;
+    for (int round = 0; round < 6; round++) {
+        const bool at_flags = round % 2 == 0;
+        play_step step = open_step(&m, &seq, 1, 0);
+        proto_attend_all all = service_layout(&step, 0, PAIR);
+        all.flags |= at_flags ? PROTO_ATTEND_AT_FLAGS : 0u;
+        s.there = at_flags ? NULL : there;
+        service_send(&s, &all, sizeof(all));
+        for (uint32_t layer = 0; layer < m.layers; layer++) {
+            proto_flag before = there[PAIR + layer];
+            play_tensors t = play_random(&step);
+            service_write(&s, &step, &all, &t);
+            service_raise(&s, PAIR + layer);
+            ck_assert_msg(service_lower(&s, PAIR + layer, 1000), "layer %u hangs", layer);
+            service_check(&s, &step, &all, layer, &t);
+            ck_assert(!at_flags || memcmp(&before, &there[PAIR + layer], sizeof(before)) == 0);
+            play_tensors_fini(&t);
+        }
+        ck_reply(&step);
+        ATTND_CK_OK(play_commit(&c, &step, NULL, NULL));
+    }
+    s.there = there;
     play_free(&c, &seq);
     end();
 }
@@ -331,6 +364,7 @@ static Suite *suite(void) {
     TCase *tc = tcase_create("gates");
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, layers_that_come_at_equal_times_are_begun_at_gates);
+    tcase_add_test(tc, a_call_may_be_at_the_flags_though_there_are_pairs);
     tcase_add_test(tc, a_cancel_meets_a_gate);
     tcase_add_test(tc, a_pair_that_is_raised_without_its_flag_fails_its_call_alone);
     tcase_add_test(tc, pairs_are_for_who_asks_for_them_on_this_gpu);

@@ -54,8 +54,8 @@ START_TEST(region_without_pairs_is_all_for_tensors_and_answered_in_the_flags) {
     ck_assert_uint_eq(asked, 5000);
     ck_assert_uint_eq(r.pairs_off, 0);
     ck_assert_uint_eq(srv_region_bytes(&r), 8192);
-    ck_assert_uint_eq(srv_region_signal(&r, 0), FLAGS_ADDRESS + 4096);
-    ck_assert_uint_eq(srv_region_signal(&r, 39), FLAGS_ADDRESS + 4096 + 39 * 8);
+    ck_assert_uint_eq(srv_region_signal(&r, 0, false), FLAGS_ADDRESS + 4096);
+    ck_assert_uint_eq(srv_region_signal(&r, 39, true), FLAGS_ADDRESS + 4096 + 39 * 8);
     srv_region_close(&r);
 }
 END_TEST
@@ -79,8 +79,9 @@ START_TEST(region_with_pairs_ends_in_them_and_is_answered_there) {
         ck_assert_uint_ge(r.pairs_off, cases[i].bytes);
         ck_assert_uint_eq(r.pairs_off % 256, 0);
         ck_assert_uint_eq(srv_region_bytes(&r), r.pairs_off);
-        ck_assert_uint_eq(srv_region_signal(&r, 0), ADDRESS + r.pairs_off);
-        ck_assert_uint_eq(srv_region_signal(&r, last), ADDRESS + r.pairs_off + last * 8);
+        ck_assert_uint_eq(srv_region_signal(&r, 0, false), ADDRESS + r.pairs_off);
+        ck_assert_uint_eq(srv_region_signal(&r, last, true), FLAGS_ADDRESS + 4096 + last * 8);
+        ck_assert_uint_eq(srv_region_signal(&r, last, false), ADDRESS + r.pairs_off + last * 8);
         ck_assert_uint_le(r.pairs_off + last * 8 + 8, r.memory.bytes);
         srv_region_close(&r);
     }
