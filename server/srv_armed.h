@@ -31,8 +31,8 @@ struct srv_armed {
     srv_request *rq; // NULL = drains
     uint64_t step;   // handle
     uint32_t first_layer, num_layers, first_flag;
-    uint32_t at; // layer that is waited for, or runs, counted from first_layer
-    bool taken;  // its flag has come, but a layer that it reads has not ended yet
+    uint32_t at;   // layer that is waited for, or runs, counted from first_layer
+    bool taken;    // its flag has come, but a layer that it reads has not ended yet
     bool at_flags; // the client waits there, though the region may have device pairs
     bool runs;
     bool canceled;             // the layer that runs is the last one
