@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct unit {
     const char *name;
@@ -418,4 +419,9 @@ bool srv_conf_admits(const srv_conf_tenant *tenant, uint32_t uid) {
 
 bool srv_conf_in_process(const srv_conf *conf, uint32_t uid) {
     return has_uid(&conf->in_process_uids, uid);
+}
+
+bool srv_conf_launch_ahead(const srv_conf *conf) {
+    bool is_auto = strcmp(conf->launch_ahead, "auto") == 0;
+    return is_auto ? sysconf(_SC_NPROCESSORS_ONLN) > 2 : strcmp(conf->launch_ahead, "on") == 0;
 }

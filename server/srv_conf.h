@@ -162,6 +162,10 @@ attnd_err srv_conf_device(const srv_conf *conf, int32_t *ordinal, attnd_errinfo 
 // srv_conf_in_process is true when a user's processes may map the arena.
 bool srv_conf_in_process(const srv_conf *conf, uint32_t uid);
 
+// srv_conf_launch_ahead reads compute.launch_ahead: auto is on where a processor is left beside the
+// loop's and the client's.
+bool srv_conf_launch_ahead(const srv_conf *conf);
+
 // srv_conf_each calls cb with every "section.key" and its value as text, in table order.
 void srv_conf_each(const srv_conf *conf, void (*cb)(void *arg, const char *key, const char *value),
                    void *arg);

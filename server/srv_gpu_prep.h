@@ -88,8 +88,7 @@ sched_launch *srv_gpu_prep_take(srv_gpu_prep *p);
 // srv_gpu_prep_has_gate, whether what is READY may be begun before its flag is raised, by a
 // launch that waits for it on the device, which is what gate returns; NULL: it is not READY any
 // more.  raised says whether the flag of such a launch is raised; consume lowers it once its gate
-// has passed; false: it has not been raised yet, which takes the client's device no longer than to
-// write to host memory.
+// has passed; false: it has not been raised yet.
 bool srv_gpu_prep_follows(const srv_gpu_prep *p);
 bool srv_gpu_prep_has_gate(const srv_gpu_prep *p);
 sched_launch *srv_gpu_prep_gate(srv_gpu_prep *p);

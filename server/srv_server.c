@@ -658,12 +658,6 @@ static attnd_err open_on_gpu(void *ctx, int fd, uint64_t bytes, kv_arena *arena,
     return err;
 }
 
-// launches_ahead: auto is on where a processor is left beside the loop's and the client's.
-static bool launches_ahead(const srv_conf *conf) {
-    bool is_auto = strcmp(conf->launch_ahead, "auto") == 0;
-    return is_auto ? sysconf(_SC_NPROCESSORS_ONLN) > 2 : strcmp(conf->launch_ahead, "on") == 0;
-}
-
 static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
                              attnd_errinfo *info) {
     on_gpu g = {.opts = {
@@ -673,7 +667,7 @@ static attnd_err make_on_gpu(server *s, const srv_conf *conf, int32_t ordinal,
                     .staging_bytes = conf->staging_bytes,
                     .max_rows = (uint32_t)conf->launch_rows,
                     .spin_us = conf->flag_spin_us,
-                    .ahead = launches_ahead(conf),
+                    .ahead = srv_conf_launch_ahead(conf),
                     .waits = strcmp(conf->wait_kernels, "off") != 0,
                     .deterministic = conf->deterministic,
                     .lost = on_lost,

@@ -285,21 +285,23 @@ static attnd_err device_check_row(const attn_device *pub, const attn_shape *shap
 
 // ---- in stream order
 
-static void note_lead(cuda_device *d, uint64_t lead_us) {
-    if (lead_us > EARLY_US) {
+// meet_upload is called for a launch: it waits for its upload, and counts whether that was early.
+static attnd_err meet_upload(cuda_device *d, uint32_t buffer, attnd_errinfo *info) {
+    if (attnd_clock_us() - d->upload_us[buffer] > EARLY_US) {
         d->early += d->early < EARLY_MOST;
     } else {
         d->early -= d->early > 0;
     }
+    if (d->awaited[buffer]) {
+        TRY_CUDA(cudaStreamWaitEvent(d->stream, d->uploaded[buffer], 0));
+    }
+    return ATTND_OK;
 }
 
 static attnd_err device_launch(attn_device *pub, uint32_t buffer, attnd_errinfo *info) {
     cuda_device *d = of(pub);
-    note_lead(d, attnd_clock_us() - d->upload_us[buffer]);
-    if (d->awaited[buffer]) {
-        TRY_CUDA(cudaStreamWaitEvent(d->stream, d->uploaded[buffer], 0));
-    }
-    return attn_cuda_launch(d->planned[buffer], d->stream, info);
+    attnd_err err = meet_upload(d, buffer, info);
+    return err ? err : attn_cuda_launch(d->planned[buffer], d->stream, info);
 }
 
 static attnd_err copy_in(cuda_device *d, uint32_t buffer, uint64_t off, uint64_t bytes,
@@ -451,14 +453,14 @@ static attnd_err device_launch_gated(attn_device *pub, uint32_t buffer, uint64_t
                                      attnd_errinfo *info) {
     cuda_device *d = of(pub);
     attn_cuda_plan *plan = d->planned[buffer];
-    note_lead(d, attnd_clock_us() - d->upload_us[buffer]);
     d->told[buffer].state = HAND_OVER_PENDING;
-    if (d->awaited[buffer]) {
-        TRY_CUDA(cudaStreamWaitEvent(d->stream, d->uploaded[buffer], 0));
+    attnd_err err = meet_upload(d, buffer, info);
+    if (err) {
+        return err;
     }
     TRY_CUDA(hand_over_wait(pair, &d->outcomes[buffer], attn_cuda_plan_work(plan),
                             ATTN_DEVICE_GATE_US, d->stream));
-    attnd_err err = attn_cuda_launch(plan, d->stream, info);
+    err = attn_cuda_launch(plan, d->stream, info);
     if (!err) {
         TRY_CUDA(hand_over_answer(pair, &d->outcomes[buffer], &d->told[buffer], d->stream));
     }

@@ -1,8 +1,8 @@
 // The engine for service mode: the region imported, the flags registered, and per attend
 //     copies in | ready = 1 and done = 0, wait for done | copies out
-// in the caller's stream.  The two in the middle are one kernel where the region has pairs
-// (hand_over.h), else one batch of memory operations, which a stream under capture takes as one
-// node of the graph.  The flags are written at once, as 64 bits, behind a barrier of the whole
+// in the caller's stream.  The two in the middle are one kernel where the client waits at device
+// pairs (hand_over.h), else one batch of memory operations, which a stream under capture takes as
+// one node of the graph.  The flags are written at once, as 64 bits, behind a barrier of the whole
 // system, so that whoever sees ready sees q, k and v.
 //
 // The wait is the stream's alone: no thread takes part, and other streams go on.  It ends when the
